@@ -1,0 +1,49 @@
+"""Errors that end a command: one sentence, one next step, one exit code.
+
+The exit codes are a contract (docs/output.md). Library code raises these, only ``cli.main``
+prints them.
+"""
+
+from __future__ import annotations
+
+EXIT_CLEAN = 0
+EXIT_FOUND = 1
+EXIT_USAGE = 2
+EXIT_INTERNAL = 3
+EXIT_INPUT = 4
+EXIT_NOTHING_CHECKED = 5
+EXIT_INTERRUPTED = 130
+
+
+class KvCanaryError(Exception):
+    """An error that a command reports as text; ``exit_code`` is the command's exit status.
+
+    Args:
+        message: What went wrong, where, expected against found.
+        hint: What to do next, or None.
+    """
+
+    exit_code = EXIT_INTERNAL
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(KvCanaryError):
+    """Wrong usage: an option or argument that does not fit."""
+
+    exit_code = EXIT_USAGE
+
+
+class InputError(KvCanaryError):
+    """Input that cannot be used: unreadable, malformed, unsafe or incompatible."""
+
+    exit_code = EXIT_INPUT
+
+
+class NothingCheckedError(KvCanaryError):
+    """Nothing was checked: an empty trace, or filters that left nothing."""
+
+    exit_code = EXIT_NOTHING_CHECKED
