@@ -276,6 +276,18 @@ def check_sources(sources: Sequence[RealKvSource], ref_name: str, ref: torch.Ten
         _check_device(f"real_kv_sources[{i}].tensor", tensor, ref_name, ref)
 
 
+def check_real_kv_args(*, slots: torch.Tensor, real_kv_sources: Sequence[RealKvSource]) -> None:
+    """Check the arguments of a free-standing fingerprint launch.
+
+    Raises:
+        ValueError: KVC-S07, S10, S11, C15, C16, C18, S12.
+    """
+    import torch
+
+    _check_vector("slots", slots, torch.int64, None, "slots", slots)
+    check_sources(real_kv_sources, "slots", slots)
+
+
 def check_verify_args(
     *,
     canary_buf: torch.Tensor,

@@ -17,6 +17,12 @@ a captured graph is given a cell, and whoever owns it calls ``raise_on_fault`` o
 | WRITE_SEED | a seed beyond the canary buffer | chain head (as negative) |
 | WRITE_OFFSETS | offsets that leave the token arrays | the row is cut to what exists |
 | REAL_KV_SLOT | a slot whose bytes lie outside a real-KV source | that source is folded as empty (0) |
+
+SWA_SLOT's defined value for a seed is slot 0, as for a predecessor. Faults are noted only for what
+a launch looks at: a plan that overflows looks at no entry (but at rows and seeds), a disabled
+verify at nothing, a verify entry of slot 0 not at its predecessor, a write row that is empty after
+its offsets were cut not at its seed. In the free-standing fingerprint a negative slot is a
+REAL_KV_SLOT, unless the mode is NONE, which looks at nothing.
 """
 
 from __future__ import annotations

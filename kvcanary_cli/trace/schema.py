@@ -1,0 +1,156 @@
+"""Event kinds and fields of trace format version 1 (docs/trace-format.md), as a table.
+
+The reader, the writer, the columnar form and the validator all follow this table; a kind or field
+that is not in it is kept as JSON text, counted and reported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FORMAT = "kvcanary-trace"
+VERSIONS = (1,)
+TREE_OWNER = "tree"
+
+
+class FieldType(Enum):
+    """How a field is stored: one column shape each."""
+
+    INT = "an integer"
+    INTS = "a list of integers"
+    STR = "a string"
+    STRS = "a list of strings or nulls"
+    BOOL = "true or false"
+    JSON = "any JSON value"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of an event kind.
+
+    Attributes:
+        name: Name in the trace.
+        type: How it is stored.
+        required: Whether an event without it is refused.
+        family: Entry of the header's ``records`` that an optional field belongs to, if it has one
+            of its own.
+    """
+
+    name: str
+    type: FieldType
+    required: bool = True
+
+
+def _fields(spec: str) -> tuple[Field, ...]:
+    """Parse ``name:type`` words; ``?`` after the type marks an optional field."""
+    types = {t.name.lower(): t for t in FieldType}
+    fields = []
+    for word in spec.split():
+        name, _, type_name = word.partition(":")
+        fields.append(Field(name, types[type_name.rstrip("?")], not type_name.endswith("?")))
+    return tuple(fields)
+
+
+@dataclass(frozen=True, slots=True)
+class EventKind:
+    """One kind of event: its fields in writing order, and the family that records it."""
+
+    name: str
+    family: str
+    fields: tuple[Field, ...]
+
+
+def _kind(name: str, family: str, spec: str) -> EventKind:
+    return EventKind(name, family, _fields(spec))
+
+
+_KINDS = (
+    _kind(
+        "forward",
+        "forward",
+        "step:int forward_mode:str reqs:strs req_pool_indices:ints seq_lens:ints input_ids:ints "
+        "positions:ints out_cache_loc:ints extend_prefix_lens:ints? extend_seq_lens:ints? "
+        "draft_token_num:int? worker:str? draft_step:int? raw_bs:int? landed:json? "
+        "row_as_read:json? tree:json? namespaces:strs?",
+    ),
+    _kind("map", "map", "row:int start:int slots:ints"),
+    _kind("alloc", "alloc", "owner:str slots:ints"),
+    _kind("free", "alloc", "owner:str slots:ints reason:str?"),
+    _kind("own", "alloc", "from:str owner:str slots:ints entry:str?"),
+    _kind("history", "history", "req:str start:int ids:ints"),
+    _kind("finish", "request", "req:str"),
+    _kind("retract", "request", "req:str"),
+    _kind("abort", "request", "req:str"),
+    _kind("row_release", "request", "row:int req:str"),
+    _kind("publish", "prefix", "entry:str req:str? slots:ints? namespace:str?"),
+    _kind("unpublish", "prefix", "entry:str req:str? slots:ints? namespace:str?"),
+    _kind("match", "prefix", "req:str entry:str slots:ints tier:str? namespace:str?"),
+    _kind(
+        "copy",
+        "transfer",
+        # src is a list of slots or {"req": R, "pos": [...]}
+        "src:json dst:ints id:json? via:str? by:str? canary:bool? src_pool:str? dst_pool:str? "
+        "via_row:int? key:json? stream:str? direction:str?",
+    ),
+    _kind(
+        "transfer_begin",
+        "transfer",
+        "id:json req:str? slots:ints? key:json? via:str? reason:str? direction:str?",
+    ),
+    _kind(
+        "transfer_end",
+        "transfer",
+        "id:json req:str? slots:ints? key:json? via:str? reason:str? direction:str?",
+    ),
+    _kind(
+        "transfer_fail",
+        "transfer",
+        "id:json req:str? slots:ints? key:json? via:str? reason:str? direction:str?",
+    ),
+    _kind("deferred_write", "transfer", "req:str pos:ints"),
+    _kind("lut", "lut", "full:ints swa:ints"),
+    _kind("launch", "launch", "step:int req:str slots:ints? row:int? stream:str?"),
+    _kind("accept", "spec", "req:str nodes:ints tokens:ints committed_len:int"),
+    _kind("fork", "fork", "parent:str child:str shared:ints copy_on_write:json?"),
+    _kind("future_put", "future", "ring:int req:str token:int"),
+    _kind("future_get", "future", "ring:int req:str token:int"),
+    _kind("adapter", "namespace", "name:str version:json"),
+    _kind(
+        "kv_hash",
+        "kv_hash",
+        "phase:str step:int slots:ints hash:ints pool:str? half:str? layer:int?",
+    ),
+    _kind(
+        "sidecar_hash", "sidecar_hash", "phase:str step:int slots:ints hash:ints name:str pool:str?"
+    ),
+    # Ours: the canary rows that slots hold, written at the head of a cut (docs/trace-format.md).
+    _kind(
+        "canary_rows",
+        "canary_rows",
+        "worker:str pool:str half:str slots:ints token:ints position:ints prev_hash:ints "
+        "real_kv_hash:ints",
+    ),
+)
+
+KINDS: Mapping[str, EventKind] = MappingProxyType({kind.name: kind for kind in _KINDS})
+
+#: Fields that any event may carry besides ``kind`` and ``i``.
+COMMON_FIELDS = (Field("t", FieldType.INT, False), Field("rank", FieldType.JSON, False))
+
+#: Every entry that the header's ``records`` may name. ``graph`` and ``namespace`` cover fields of
+#: ``forward``; ``canary_rows`` is ours.
+FAMILIES = tuple(
+    dict.fromkeys([*(kind.family for kind in _KINDS), "graph", "namespace", "canary_rows"])
+)
+
+PHASES = ("before", "after", "sweep")
+WORKERS = ("target", "draft")
+#: Pools whose slot numbers are checked against the header's pool; others are host or remote.
+DEVICE_POOLS = ("full", "swa", "draft")
+MAX_LINE_BYTES = 64 << 20
