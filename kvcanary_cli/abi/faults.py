@@ -11,12 +11,12 @@ a captured graph is given a cell, and whoever owns it calls ``raise_on_fault`` o
 | SWA_SLOT | a slot beyond the full-to-SWA table | slot 0 (skipped), predecessor 0 (unknown) |
 | PREFIX | a negative prefix or one beyond the request table's width | the row is inactive |
 | REQUEST_ROW | a request index outside the request table | the row is inactive |
-| VERIFY_SLOT | a verify slot outside the canary buffer, negative ones included | counted, then skipped |
+| VERIFY_SLOT | a verify slot outside the canary buffer or negative | counted, then skipped |
 | VERIFY_PREV | a predecessor beyond the canary buffer | unknown (as 0) |
 | WRITE_SLOT | an out_cache_loc beyond the canary buffer | not written, not counted (as negative) |
 | WRITE_SEED | a seed beyond the canary buffer | chain head (as negative) |
 | WRITE_OFFSETS | offsets that leave the token arrays | the row is cut to what exists |
-| REAL_KV_SLOT | a slot whose bytes lie outside a real-KV source | that source is folded as empty (0) |
+| REAL_KV_SLOT | a slot beyond the rows of a real-KV source | that source is folded as empty (0) |
 
 SWA_SLOT's defined value for a seed is slot 0, as for a predecessor. Faults are noted only for what
 a launch looks at: a plan that overflows looks at no entry (but at rows and seeds), a disabled

@@ -65,11 +65,12 @@ class VerifyPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WritePlan:
-    """Where each request's tokens stand in the flat batch and from which slot its chain starts (1.7).
+    """Where each request's tokens stand in the flat batch and what its chain starts from (1.7).
 
     Attributes:
         write_offsets: [capacity + 1] int64, exclusive prefix sums into the flat token arrays.
-        write_seed_slot_indices: [capacity] int64, slot whose hash starts the chain, negative = head.
+        write_seed_slot_indices: [capacity] int64, slot whose hash starts the chain,
+            negative = head.
         write_num_valid_reqs: [1] int32, rows in use.
     """
 

@@ -34,7 +34,7 @@ class CanaryRows:
 
 
 class ViolationLog:
-    """The fill-once ring: every violation moves the index, only those below the capacity are kept."""
+    """The fill-once ring: every violation moves the index, rows past the capacity are dropped."""
 
     def __init__(self, ring: torch.Tensor, write_index: torch.Tensor) -> None:
         self._ring = ring

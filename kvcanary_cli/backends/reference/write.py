@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 
 class _Chain(NamedTuple):
-    """Where a request's chain stands: its hash, and the position before, if that is to be checked."""
+    """Where a request's chain stands.
+
+    Attributes:
+        h: Hash before the next token, unsigned.
+        prev_position: Position of the token before, None = positions are not checked.
+    """
 
     h: int
     prev_position: int | None
@@ -68,23 +73,20 @@ def write_reference(
             if expected_input_tokens is not None and expected_input_positions is not None:
                 want_token = int(expected_input_tokens[i])
                 want_position = int(expected_input_positions[i])
-                bits = 0
+                bits = FailReason(0)
                 if token != want_token:
                     bits |= FailReason.WRITE_TOKEN_MISMATCH
                 if position != want_position:
                     bits |= FailReason.WRITE_POSITION_MISMATCH
                 if bits:
-                    violations.append(
-                        (kernel_kind, slot, position, token)
-                        + (want_token, chain.h, want_position, bits)
-                    )
+                    actual = (kernel_kind, slot, position, token)
+                    violations.append((*actual, want_token, chain.h, want_position, bits))
             if chain.prev_position is not None:
                 want_position = to_signed(chain.prev_position + 1)
                 if position != want_position:
-                    violations.append(
-                        (kernel_kind, slot, position, token)
-                        + (token, chain.h, want_position, FailReason.WRITE_POSITION_MISMATCH)
-                    )
+                    bits = FailReason.WRITE_POSITION_MISMATCH
+                    actual = (kernel_kind, slot, position, token)
+                    violations.append((*actual, token, chain.h, want_position, bits))
                 chain = chain._replace(prev_position=position)
 
             rows.store(slot, (token, position, chain.h, kv_hash))
