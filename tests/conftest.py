@@ -6,10 +6,9 @@ import os
 
 from hypothesis import settings
 
-# Triton reads this when a kernel is defined, so it is set before torch or Triton is imported, and
-# whether there is a GPU is asked of the file system.
-if not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd"))):
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+from tests.tools.triton_mode import use_interpreter_without_gpu
+
+use_interpreter_without_gpu()
 
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
