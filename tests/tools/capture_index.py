@@ -23,9 +23,7 @@ ROOT = -1
 Path = tuple[int, ...]
 
 
-def leaf_paths(
-    slots: Sequence[int], positions: Sequence[int], before: Sequence[int]
-) -> list[Path]:
+def leaf_paths(slots: Sequence[int], positions: Sequence[int], before: Sequence[int]) -> list[Path]:
     """Root-to-leaf slot paths of a sweep, sorted.
 
     Args:

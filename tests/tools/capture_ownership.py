@@ -7,9 +7,10 @@ each rests on something that the capture shows, and a slot for which none applie
   afterwards. Speculation allocates ahead, so that may be some forwards later; a slot given back
   unused at a request's end belongs to that request (``free_deferred`` in front of its
   ``row_free``).
-- After a prefill the engine inserts the row's prefix into its radix tree (``checkpoint_into_tree``):
-  the request's slots of that row pass to the tree, except duplicates, which the insert frees
-  before the next forward. A decode row, alone or in a MIXED batch, is not inserted.
+- After a prefill the engine inserts the row's prefix into its radix tree
+  (``checkpoint_into_tree``): the request's slots of that row pass to the tree, except duplicates,
+  which the insert frees before the next forward. A decode row, alone or in a MIXED batch, is not
+  inserted.
 - At the end of a request the whole row is inserted: what it still owns passes to the tree, except
   what is freed before the next forward.
 - ``free``: the tree gives back what it evicts (``_drain_device_frees``); a planted free is given
@@ -35,6 +36,10 @@ PLANTED_CALLER = "bug"
 
 def is_eviction(event: Event) -> bool:
     return EVICTION_CALLER in event["caller"].split("<")
+
+
+def is_planted(event: Event) -> bool:
+    return bool(event["caller"].split("<")[0] == PLANTED_CALLER)
 
 
 def tokens_per_row(step: dict[str, Any]) -> list[int]:
@@ -131,7 +136,7 @@ class Ownership:
         slots = event["slots"]
         if is_eviction(event):
             givers, reason = [TREE_OWNER] * len(slots), "evict"
-        elif event["caller"].split("<")[0] == PLANTED_CALLER and self._planted_by is not None:
+        elif is_planted(event) and self._planted_by is not None:
             givers, reason = [self._planted_by] * len(slots), None
         else:
             givers, reason = [self._owner.get(slot, "") for slot in slots], None
@@ -143,7 +148,8 @@ class Ownership:
         for slot in slots:
             self._owner.pop(slot, None)
         return [
-            {"kind": "free", "owner": giver, "slots": given} | ({"reason": reason} if reason else {})
+            {"kind": "free", "owner": giver, "slots": given}
+            | ({"reason": reason} if reason else {})
             for giver, given in _grouped(slots, givers)
         ]
 
@@ -171,7 +177,7 @@ class Ownership:
         return {
             slot
             for event in self.groups[step]
-            if event["kind"] == "free" and not is_eviction(event)
+            if event["kind"] == "free" and not is_eviction(event) and not is_planted(event)
             for slot in event["slots"]
         }
 
