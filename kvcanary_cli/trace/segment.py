@@ -24,77 +24,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvcanary_cli.trace.columns import NULL_CODE, Column, Table
+from kvcanary_cli.trace.fields import FieldError, check_value, describe
 from kvcanary_cli.trace.schema import COMMON_FIELDS, KINDS, Field, FieldType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
+__all__ = [
+    "EXTRA",
+    "NULL_CODE",
+    "Column",
+    "FieldError",
+    "Segment",
+    "SegmentBuilder",
+    "Table",
+]
+
 EXTRA = "*"
-NULL_CODE = -1
-_INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
-
-
-@dataclass(slots=True)
-class Column:
-    """One field of one kind's table; see the module for the arrays of each type."""
-
-    type: FieldType
-    values: NDArray[Any]
-    offsets: NDArray[np.int64] | None = None
-    present: NDArray[np.bool_] | None = None
-
-    def has(self, row: int) -> bool:
-        return self.present is None or bool(self.present[row])
-
-    def span(self, row: int) -> NDArray[Any]:
-        """The values of a list field's row, without copying."""
-        assert self.offsets is not None
-        return self.values[self.offsets[row] : self.offsets[row + 1]]
-
-    def slice(self, start: int, stop: int) -> Column:
-        present = None if self.present is None else self.present[start:stop]
-        if self.offsets is None:
-            return Column(self.type, self.values[start:stop], None, present)
-        offsets = self.offsets[start : stop + 1]
-        first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
-        return Column(self.type, self.values[first:last], offsets - first, present)
-
-
-@dataclass(slots=True)
-class Table:
-    """All events of one kind in a segment, column by column."""
-
-    rows: int
-    columns: dict[str, Column]
-
-    def get_ints(self, name: str, row: int) -> NDArray[np.int64] | None:
-        """List field ``name`` of ``row`` as int64, or None if that event lacks it."""
-        column = self.columns.get(name)
-        if column is None or not column.has(row):
-            return None
-        return column.span(row).astype(np.int64, copy=False)
-
-    def get_int(self, name: str, row: int) -> int | None:
-        column = self.columns.get(name)
-        if column is None or not column.has(row):
-            return None
-        return int(column.values[row])
-
-    def get_bool(self, name: str, row: int) -> bool | None:
-        column = self.columns.get(name)
-        if column is None or not column.has(row):
-            return None
-        return bool(column.values[row])
-
-    def get_code(self, name: str, row: int) -> int | None:
-        """String code of a STR or JSON field, or None if that event lacks it or it is null."""
-        column = self.columns.get(name)
-        if column is None or not column.has(row):
-            return None
-        code = int(column.values[row])
-        return None if code == NULL_CODE else code
 
 
 @dataclass(slots=True)
@@ -191,10 +140,6 @@ class Segment:
         return Segment(self.strings, self.kind_names, kind, self.index[start:stop], row, tables)
 
 
-class FieldError(ValueError):
-    """A field of an event does not fit the schema; ``args[0]`` says which and how."""
-
-
 @dataclass(slots=True)
 class _ColumnBuilder:
     type: FieldType
@@ -222,15 +167,35 @@ class _ColumnBuilder:
 
     def finish(self) -> Column:
         dtype: dict[str, Any] = {"q": np.int64, "i": np.int32, "b": np.int8}
-        values = np.array(self.values, dtype=dtype[self.values.typecode])
-        offsets = None if self.offsets is None else np.array(self.offsets, dtype=np.int64)
-        present = np.array(self.present, dtype=np.bool_) if self.any_absent else None
+        # A view of the builder's own memory: the builder drops its arrays right after.
+        values = np.frombuffer(self.values, dtype=dtype[self.values.typecode])
+        offsets = None if self.offsets is None else np.frombuffer(self.offsets, dtype=np.int64)
+        present = np.frombuffer(self.present, dtype=np.bool_) if self.any_absent else None
         return Column(self.type, values, offsets, present)
 
 
-def _describe(value: Any) -> str:
-    text: str = json.dumps(value, default=str)
-    return text if len(text) <= 40 else text[:37] + "..."
+@dataclass(slots=True)
+class _KindBuilder:
+    """The growing table of one kind."""
+
+    code: int
+    known: dict[str, Field]
+    required: list[Field]
+    rows: int = 0
+    columns: dict[str, _ColumnBuilder] = field(default_factory=dict)
+
+    @classmethod
+    def new(cls, name: str, code: int) -> _KindBuilder:
+        spec = KINDS.get(name)
+        fields = [*COMMON_FIELDS, *(spec.fields if spec is not None else ())]
+        return cls(code, {f.name: f for f in fields}, [f for f in fields if f.required])
+
+    def column(self, name: str, field_type: FieldType) -> _ColumnBuilder:
+        column = self.columns.get(name)
+        if column is None:
+            column = self.columns[name] = _ColumnBuilder.new(field_type, self.rows)
+        column.present.append(1)
+        return column
 
 
 class SegmentBuilder:
@@ -242,21 +207,11 @@ class SegmentBuilder:
     def __init__(self) -> None:
         self._strings: list[str] = []
         self._codes: dict[str, int] = {}
-        self._kind_names: list[str] = []
-        self._kind_codes: dict[str, int] = {}
+        self._kinds: dict[str, _KindBuilder] = {}
         self._kind = array("h")
         self._index = array("q")
         self._row = array("i")
-        self._rows: dict[str, int] = {}
-        self._columns: dict[str, dict[str, _ColumnBuilder]] = {}
-        self._put: dict[FieldType, Callable[[_ColumnBuilder, str, Any], None]] = {
-            FieldType.INT: self._put_int,
-            FieldType.INTS: self._put_ints,
-            FieldType.STR: self._put_str,
-            FieldType.STRS: self._put_strs,
-            FieldType.BOOL: self._put_bool,
-            FieldType.JSON: self._put_json,
-        }
+        #: Values held so far, list items counted one by one: what callers bound a segment by.
         self.value_count = 0
 
     def __len__(self) -> int:
@@ -273,137 +228,78 @@ class SegmentBuilder:
         """Add one event, given as the dictionary of its JSONL line.
 
         Args:
-            event: ``kind``, ``i`` and the kind's fields.
+            event: ``kind``, ``i`` and the kind's fields. A list of integers may also be an
+                ``array("q")`` or a one-dimensional integer numpy array.
             tokens_absent: Whether the header says that no tokens were recorded, in which case
                 ``input_ids`` may be missing.
 
         Raises:
             FieldError: A field is missing or of the wrong type. Nothing was added then.
         """
-        kind = event.get("kind")
-        if not isinstance(kind, str):
-            raise FieldError(f"'kind' must be a string, found {_describe(kind)}")
-        index = event.get("i")
-        if type(index) is not int or not _INT64_MIN <= index <= _INT64_MAX:
-            raise FieldError(f"'i' must be an integer, found {_describe(index)}")
-        spec = KINDS.get(kind)
-        known: dict[str, Field] = {f.name: f for f in COMMON_FIELDS}
-        if spec is not None:
-            known = {f.name: f for f in (*COMMON_FIELDS, *spec.fields)}
-        extra = {k: v for k, v in event.items() if k not in known and k not in ("kind", "i")}
-        for f in known.values():
-            if f.name in event:
-                _check(f, event[f.name])
-            elif f.required and not (tokens_absent and f.name == "input_ids"):
-                raise FieldError(f"'{kind}' lacks the field '{f.name}' ({f.type.value})")
+        name, index = event.get("kind"), event.get("i")
+        if not isinstance(name, str):
+            raise FieldError(f"'kind' must be a string, found {describe(name)}", "kind")
+        if type(index) is not int or not -(1 << 63) <= index < 1 << 63:
+            raise FieldError(f"'i' must be a 64-bit integer, found {describe(index)}", "i")
+        kind = self._kinds.get(name) or _KindBuilder.new(name, len(self._kinds))
+        for f in kind.required:
+            if f.name not in event and not (tokens_absent and f.name == "input_ids"):
+                raise FieldError(f"'{name}' lacks the field '{f.name}' ({f.type.value})", f.name)
+        checked = []
+        extra = {}
+        for key, value in event.items():
+            known = kind.known.get(key)
+            if known is not None:
+                checked.append((known, check_value(known, value)))
+            elif key not in ("kind", "i"):
+                extra[key] = value
 
-        rows = self._rows.get(kind, 0)
-        columns = self._columns.setdefault(kind, {})
-        for f in known.values():
-            if f.name in event:
-                self._cell(columns, f.name, f.type, rows, event[f.name])
+        self._kinds[name] = kind
+        for f, value in checked:
+            self._put(kind.column(f.name, f.type), value)
         if extra:
-            self._cell(columns, EXTRA, FieldType.JSON, rows, extra)
-        for column in columns.values():
-            if len(column.present) == rows:
+            self._put(kind.column(EXTRA, FieldType.JSON), extra)
+        kind.rows += 1
+        for column in kind.columns.values():
+            if len(column.present) < kind.rows:
                 column.skip()
-        if kind not in self._kind_codes:
-            self._kind_codes[kind] = len(self._kind_names)
-            self._kind_names.append(kind)
-        self._kind.append(self._kind_codes[kind])
+        self._kind.append(kind.code)
         self._index.append(index)
-        self._row.append(rows)
-        self._rows[kind] = rows + 1
+        self._row.append(kind.rows - 1)
 
-    def _cell(
-        self, columns: dict[str, _ColumnBuilder], name: str, type_: FieldType, rows: int, value: Any
-    ) -> None:
-        column = columns.get(name)
-        if column is None:
-            column = columns[name] = _ColumnBuilder.new(type_, rows)
-        self._put[type_](column, name, value)
-        column.present.append(1)
-
-    def _put_int(self, column: _ColumnBuilder, name: str, value: Any) -> None:
-        column.values.append(value)
-        self.value_count += 1
-
-    def _put_ints(self, column: _ColumnBuilder, name: str, value: Any) -> None:
-        column.values.extend(value)
-        assert column.offsets is not None
-        column.offsets.append(len(column.values))
-        self.value_count += len(value)
-
-    def _put_str(self, column: _ColumnBuilder, name: str, value: Any) -> None:
-        column.values.append(NULL_CODE if value is None else self.intern(value))
-        self.value_count += 1
-
-    def _put_strs(self, column: _ColumnBuilder, name: str, value: Any) -> None:
-        column.values.extend([NULL_CODE if v is None else self.intern(v) for v in value])
-        assert column.offsets is not None
-        column.offsets.append(len(column.values))
-        self.value_count += len(value)
-
-    def _put_bool(self, column: _ColumnBuilder, name: str, value: Any) -> None:
-        column.values.append(int(value))
-        self.value_count += 1
-
-    def _put_json(self, column: _ColumnBuilder, name: str, value: Any) -> None:
-        column.values.append(self.intern(json.dumps(value, ensure_ascii=False)))
-        self.value_count += 1
+    def _put(self, column: _ColumnBuilder, value: Any) -> None:
+        count = 1
+        match column.type:
+            case FieldType.INT | FieldType.BOOL:
+                column.values.append(int(value))
+            case FieldType.STR:
+                column.values.append(self.intern(value))
+            case FieldType.JSON:
+                column.values.append(self.intern(json.dumps(value, ensure_ascii=False)))
+            case FieldType.INTS:
+                column.values.extend(value)
+                count = len(value)
+            case FieldType.STRS:
+                codes = [NULL_CODE if v is None else self.intern(v) for v in value]
+                column.values.extend(codes)
+                count = len(codes)
+        if column.offsets is not None:
+            column.offsets.append(len(column.values))
+        self.value_count += count
 
     def finish(self) -> Segment:
         """The collected events as a segment; the builder is empty afterwards."""
-        order = [EXTRA]
         tables = {}
-        for kind, columns in self._columns.items():
-            spec = KINDS.get(kind)
-            names = [f.name for f in COMMON_FIELDS]
-            names += [f.name for f in spec.fields] if spec is not None else []
-            tables[kind] = Table(
-                self._rows[kind],
-                {name: columns[name].finish() for name in (*names, *order) if name in columns},
-            )
+        for name, kind in self._kinds.items():
+            order = [key for key in (*kind.known, EXTRA) if key in kind.columns]
+            tables[name] = Table(kind.rows, {key: kind.columns[key].finish() for key in order})
         segment = Segment(
             self._strings,
-            self._kind_names,
-            np.array(self._kind, dtype=np.int16),
-            np.array(self._index, dtype=np.int64),
-            np.array(self._row, dtype=np.int32),
+            list(self._kinds),
+            np.frombuffer(self._kind, dtype=np.int16),
+            np.frombuffer(self._index, dtype=np.int64),
+            np.frombuffer(self._row, dtype=np.int32),
             tables,
         )
         self.__init__()  # type: ignore[misc]
         return segment
-
-
-def _is_int64(value: Any) -> bool:
-    return type(value) is int and _INT64_MIN <= value <= _INT64_MAX
-
-
-def _check(f: Field, value: Any) -> None:
-    """Check that ``value`` has the type of field ``f``.
-
-    Raises:
-        FieldError: It has not.
-    """
-    match f.type:
-        case FieldType.INT:
-            good = _is_int64(value)
-        case FieldType.BOOL:
-            good = isinstance(value, bool)
-        case FieldType.STR:
-            good = isinstance(value, str)
-        case FieldType.STRS:
-            good = isinstance(value, list) and all(v is None or isinstance(v, str) for v in value)
-        case FieldType.INTS:
-            good = isinstance(value, list)
-            if good:
-                for k, item in enumerate(value):
-                    if not _is_int64(item):
-                        raise FieldError(
-                            f"'{f.name}'[{k}] must be a 64-bit integer, found {_describe(item)}"
-                        )
-        case FieldType.JSON:
-            good = True
-    if not good:
-        raise FieldError(f"'{f.name}' must be {f.type.value}, found {_describe(value)}")

@@ -1,0 +1,246 @@
+"""Open a trace of any form and read it segment by segment.
+
+>>> with_errors = open_trace("trace.jsonl.zst")      # doctest: +SKIP
+>>> for segment in with_errors.segments(): ...       # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from kvcanary_cli.trace.errors import TraceError
+from kvcanary_cli.trace.header import TraceHeader, parse_header
+from kvcanary_cli.trace.jsonl import parse_segments, read_header_line
+from kvcanary_cli.trace.lines import ZSTD_MAGIC, decompress_chunks, read_chunks, split_lines
+from kvcanary_cli.trace.notes import TraceNotes
+from kvcanary_cli.trace.validate import StreamValidator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvcanary_cli.trace.located import LocatedSegment
+    from kvcanary_cli.trace.segment import Segment
+
+STDIN = "-"
+_COPY_AGAIN = "check the path; a trace is .jsonl, .jsonl.zst, .pt or a folder .kvtrace"
+
+
+class TraceReader(ABC):
+    """A trace that is open for reading.
+
+    Attributes:
+        name: How messages call it.
+        header: Its header.
+        notes: What was noticed; complete after the last segment.
+        checked: Counts of what the last pass validated.
+        bytes_total: Size of the input, or None if unknown (stdin).
+        bytes_read: How much of it the current pass has read.
+    """
+
+    name: str
+    header: TraceHeader
+    bytes_total: int | None
+    bytes_read: int
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.notes = TraceNotes()
+        self.bytes_total = None
+        self.bytes_read = 0
+        self._validator: StreamValidator | None = None
+
+    @property
+    def checked(self) -> StreamValidator:
+        """The validator of the last pass, for its counts.
+
+        Raises:
+            ValueError: No pass has begun.
+        """
+        if self._validator is None:
+            raise ValueError("segments() has not been called")
+        return self._validator
+
+    def segments(self) -> Iterator[Segment]:
+        """Read, validate and yield the trace's segments in order, from the beginning.
+
+        Raises:
+            TraceError: The trace cannot be used from here on.
+        """
+        self.notes.clear()
+        self.notes.unknown_families = self.header.unknown_records
+        self._validator = StreamValidator(self.header, self.notes)
+        for located in self._located_segments():
+            self._validator.check(located)
+            yield located.segment
+
+    @abstractmethod
+    def _located_segments(self) -> Iterator[LocatedSegment]: ...
+
+    @abstractmethod
+    def sha256(self) -> str:
+        """Hex digest of the input's bytes; of a folder's manifest and segments in order.
+
+        Raises:
+            TraceError: It is stdin and has not been read to its end.
+        """
+
+
+def open_trace(path: str | os.PathLike[str]) -> TraceReader:
+    """Open a trace and read its header.
+
+    The content decides the form; the name is only used in messages.
+
+    Args:
+        path: ``.jsonl``, ``.jsonl.zst``, ``.pt``, a ``.kvtrace`` folder, or ``-`` for JSONL
+            (plain or zstd) on stdin.
+
+    Raises:
+        TraceError: It cannot be opened, or is no trace.
+    """
+    name = os.fspath(path)
+    if name == STDIN:
+        return _StdinReader(sys.stdin.buffer)
+    place = Path(name)
+    try:
+        if place.is_dir():
+            from kvcanary_cli.trace.folder_reader import FolderReader
+
+            return FolderReader(place)
+        with place.open("rb") as file:
+            head = file.read(8)
+    except OSError as error:
+        raise unreadable(name, error) from None
+    if head.startswith(b"PK"):
+        from kvcanary_cli.trace.pt_reader import PtReader
+
+        return PtReader(place)
+    _refuse_other_content(name, head)
+    return _JsonlReader(place)
+
+
+def unreadable(name: str, error: OSError) -> TraceError:
+    """The error for a path that the operating system refuses."""
+    return TraceError(name, f"cannot be read: {error.strerror or error}", hint=_COPY_AGAIN)
+
+
+def _refuse_other_content(name: str, head: bytes) -> None:
+    if not head:
+        raise TraceError(name, "the file is empty", hint=_COPY_AGAIN)
+    if head[0] == 0x80 or name.endswith(".pt"):
+        raise TraceError(
+            name,
+            "expected a torch.save file (a zip archive), found "
+            + (
+                "a bare pickle, which can run code when loaded" if head[0] == 0x80 else "other data"
+            ),
+            hint="nothing was executed; write the trace again with `kvcanary trace convert`",
+        )
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise TraceError(name, "the text is UTF-16, expected UTF-8", hint="save it as UTF-8")
+    if head.startswith(b"\x1f\x8b"):
+        raise TraceError(name, "gzip is not read", hint="decompress it, or compress with zstd")
+
+
+class _JsonlReader(TraceReader):
+    """A ``.jsonl`` or ``.jsonl.zst`` file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self._path = path
+        self._digest: str | None = None
+        self.bytes_total = path.stat().st_size
+        with path.open("rb") as file:
+            header, where = read_header_line(self._lines(file), self.name)
+        self.header = parse_header(header, where)
+
+    def _lines(self, file: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:
+        compressed = file.read(4) == ZSTD_MAGIC
+        file.seek(0)
+        self.bytes_read = 0
+        hasher = hashlib.sha256()
+
+        def seen(chunk: bytes) -> None:
+            self.bytes_read += len(chunk)
+            hasher.update(chunk)
+
+        chunks = read_chunks(file, seen)
+        if compressed:
+            chunks = decompress_chunks(chunks, self.name)
+        yield from split_lines(chunks, self.name)
+        self._digest = hasher.hexdigest()
+
+    def _located_segments(self) -> Iterator[LocatedSegment]:
+        try:
+            with self._path.open("rb") as file:
+                lines = self._lines(file)
+                read_header_line(lines, self.name)
+                absent = self.header.tokens == "absent"
+                yield from parse_segments(lines, self.name, tokens_absent=absent)
+        except OSError as error:
+            raise unreadable(self.name, error) from None
+
+    def sha256(self) -> str:
+        if self._digest is None:
+            self._digest = file_sha256(self._path)
+        return self._digest
+
+
+class _StdinReader(TraceReader):
+    """JSONL on stdin, plain or zstd; it can be read once."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__("<stdin>")
+        self._hasher = hashlib.sha256()
+        self._begun = self._ended = False
+        chunks = read_chunks(file, self._seen)
+        first = next(chunks, b"")
+        chunks = _chain(first, chunks)
+        if first.startswith(ZSTD_MAGIC):
+            chunks = decompress_chunks(chunks, self.name)
+        elif first.startswith(b"PK"):
+            raise TraceError(
+                self.name, "found a .pt trace, expected JSONL", hint="give the file's path instead"
+            )
+        else:
+            _refuse_other_content(self.name, first[:8])
+        self._lines = split_lines(chunks, self.name)
+        header, where = read_header_line(self._lines, self.name)
+        self.header = parse_header(header, where)
+
+    def _seen(self, chunk: bytes) -> None:
+        self.bytes_read += len(chunk)
+        self._hasher.update(chunk)
+
+    def _located_segments(self) -> Iterator[LocatedSegment]:
+        if self._begun:
+            raise TraceError(
+                self.name,
+                "a trace on stdin can be read only once, and this command reads it again",
+                hint="save it to a file first",
+            )
+        self._begun = True
+        absent = self.header.tokens == "absent"
+        yield from parse_segments(self._lines, self.name, tokens_absent=absent)
+        self._ended = True
+
+    def sha256(self) -> str:
+        if not self._ended:
+            raise TraceError(self.name, "stdin has not been read to its end", hint=None)
+        return self._hasher.hexdigest()
+
+
+def _chain(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+    if first:
+        yield first
+    yield from rest
+
+
+def file_sha256(path: Path) -> str:
+    """Hex digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,150 @@
+"""Validation of a stream of segments: what a reader must refuse (docs/trace-format.md).
+
+Checks are array operations over the columns of a segment; nothing here makes one Python object
+per token.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvcanary_cli.trace.bounds import Bounds
+from kvcanary_cli.trace.errors import TraceError
+from kvcanary_cli.trace.problems import KindView, Problems
+from kvcanary_cli.trace.schema import KINDS, WORKERS
+from kvcanary_cli.trace.segment import EXTRA
+from kvcanary_cli.trace.validate_events import check_events
+from kvcanary_cli.trace.validate_forward import check_forwards
+
+if TYPE_CHECKING:
+    from kvcanary_cli.trace.header import TraceHeader
+    from kvcanary_cli.trace.located import LocatedSegment
+    from kvcanary_cli.trace.notes import TraceNotes
+    from kvcanary_cli.trace.segment import Segment
+
+_HINT = "the trace contradicts itself or its header; see docs/trace-format.md, section Refusals"
+
+
+class StreamValidator:
+    """Validates segments in trace order.
+
+    Args:
+        header: The trace's header.
+        notes: Gets what is odd but not refused.
+
+    Attributes:
+        events: Events checked so far.
+        forwards: Forwards among them.
+        tokens: Entries of their ``out_cache_loc``.
+    """
+
+    def __init__(self, header: TraceHeader, notes: TraceNotes) -> None:
+        self._bounds = Bounds(header.pool)
+        self._records = header.records
+        self._notes = notes
+        self._last_i: int | None = None
+        self._last_step: dict[tuple[str, int], int] = {}
+        self.events = 0
+        self.forwards = 0
+        self.tokens = 0
+
+    def check(self, located: LocatedSegment) -> None:
+        """Check the next segment.
+
+        Raises:
+            TraceError: An event must be refused; the first such event is named.
+        """
+        segment = located.segment
+        if not len(segment):
+            return
+        problems = Problems()
+        self._check_index(segment, problems)
+        for name in segment.tables:
+            if name in KINDS:
+                view = KindView(segment, name, problems)
+                if name == "forward":
+                    check_forwards(view, self._bounds)
+                    self._check_steps(view)
+                else:
+                    check_events(view, self._bounds)
+        if problems.event is not None:
+            raise TraceError(located.where(problems.event), problems.what, hint=_HINT)
+        self._count(segment)
+
+    def _check_index(self, segment: Segment, problems: Problems) -> None:
+        index = segment.index
+        if self._last_i is not None:
+            index = np.concatenate([np.array([self._last_i], dtype=np.int64), index])
+        before, after = index[:-1], index[1:]
+        skipped = len(segment) - len(after)
+        back = after <= before
+        if back.any():
+            at = int(back.argmax())
+            problems.add(
+                at + skipped,
+                f"'i' goes from {before[at]} to {after[at]}, expected it to grow with every event",
+            )
+            return
+        # Two's complement differences: right even where the numbers are 2**63 apart.
+        for at in np.flatnonzero(after - before != 1).tolist():
+            self._notes.add_gap(int(before[at]), int(after[at]))
+        self._last_i = int(index[-1])
+
+    def _check_steps(self, view: KindView) -> None:
+        steps = view.table.columns["step"].values
+        workers = np.zeros(len(steps), dtype=np.int64)
+        column = view.column("worker")
+        if column is not None:
+            draft = [c for c, text in enumerate(view.segment.strings) if text == "draft"]
+            workers = (np.isin(column.values, draft) & view.present("worker")).astype(np.int64)
+        draft_steps = np.full(len(steps), -1, dtype=np.int64)
+        column = view.column("draft_step")
+        if column is not None:
+            draft_steps = np.where(view.present("draft_step"), column.values, -1)
+        lanes = np.unique(np.stack([workers, draft_steps]), axis=1)
+        for worker, draft_step in lanes.T.tolist():
+            rows = np.flatnonzero((workers == worker) & (draft_steps == draft_step))
+            mine = steps[rows]
+            key = (WORKERS[worker], draft_step)
+            last = self._last_step.get(key)
+            bad = np.zeros(len(rows), dtype=np.bool_)
+            bad[1:] = mine[1:] <= mine[:-1]
+            bad[0] = last is not None and int(mine[0]) <= last
+            if bad.any():
+                at = int(bad.argmax())
+                before = last if at == 0 else int(mine[at - 1])
+                lane = key[0] if draft_step < 0 else f"{key[0]}, draft step {draft_step}"
+                view.fail(
+                    int(rows[at]),
+                    f"field 'step' goes from {before} to {mine[at]} (worker {lane}), "
+                    "expected it to grow",
+                )
+            self._last_step[key] = int(mine[-1])
+
+    def _count(self, segment: Segment) -> None:
+        self.events += len(segment)
+        for name, table in segment.tables.items():
+            spec = KINDS.get(name)
+            if spec is None:
+                _add(self._notes.unknown_kinds, name, table.rows)
+                continue
+            if spec.family not in self._records:
+                _add(self._notes.undeclared, spec.family, table.rows)
+            extra = table.columns.get(EXTRA)
+            if extra is not None:
+                have = extra.values if extra.present is None else extra.values[extra.present]
+                codes, counts = np.unique(have, return_counts=True)
+                for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+                    for field_name in json.loads(segment.strings[code]):
+                        _add(self._notes.unknown_fields, f"{name}.{field_name}", count)
+        forward = segment.tables.get("forward")
+        if forward is not None:
+            self.forwards += forward.rows
+            self.tokens += len(forward.columns["out_cache_loc"].values)
+
+
+def _add(counts: dict[str, int], key: str, count: int) -> None:
+    counts[key] = counts.get(key, 0) + count
