@@ -88,7 +88,12 @@ _KINDS = (
     _kind("retract", "request", "req:str"),
     _kind("abort", "request", "req:str"),
     _kind("row_release", "request", "row:int req:str"),
-    _kind("publish", "prefix", "entry:str req:str? slots:ints? namespace:str?"),
+    _kind(
+        "publish",
+        "prefix",
+        # start and prev_slot are ours: where slots that begin within a prefix stand.
+        "entry:str req:str? slots:ints? namespace:str? start:int? prev_slot:int?",
+    ),
     _kind("unpublish", "prefix", "entry:str req:str? slots:ints? namespace:str?"),
     _kind("match", "prefix", "req:str entry:str slots:ints tier:str? namespace:str?"),
     _kind(
@@ -134,7 +139,7 @@ _KINDS = (
         "canary_rows",
         "canary_rows",
         "worker:str pool:str half:str slots:ints token:ints position:ints prev_hash:ints "
-        "real_kv_hash:ints",
+        "real_kv_hash:ints written_at:ints? unlinked:ints?",
     ),
 )
 

@@ -1,0 +1,336 @@
+"""Collects what the launches of a forward found, and merges it into violations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvcanary_cli.abi.constants import FailReason, LaunchTag, PoolKind
+from kvcanary_cli.errors import KvCanaryError
+from kvcanary_cli.replay import explain
+from kvcanary_cli.replay.explain import LaunchFindings, SeedRows
+from kvcanary_cli.replay.lanes import get_rows
+from kvcanary_cli.replay.violations import (
+    CHAIN_POSITION,
+    INPUT_ASSERT,
+    VERIFY,
+    ViolationChunk,
+    filled_columns,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+    from kvcanary_cli.abi.plans import VerifyPlan, WritePlan
+    from kvcanary_cli.backends.interface import Backend
+    from kvcanary_cli.canary.endpoint import Endpoint
+    from kvcanary_cli.canary.state import CanaryDeviceState
+    from kvcanary_cli.replay.forwards import Forward
+    from kvcanary_cli.replay.lanes import Lane
+    from kvcanary_cli.replay.violations import ViolationTable
+
+    Ints = NDArray[np.int64]
+
+_CHAIN_ONLY = int(FailReason.VERIFY_CHAIN_HASH_MISMATCH)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Running counts for the coverage statement."""
+
+    entries_verified: int = 0
+    entries_written: int = 0
+    token_entries: int = 0
+    chain_unlinked: int = 0
+    sweep_entries: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+
+    def skip(self, reason: str, count: int) -> None:
+        if count:
+            self.skipped[reason] = self.skipped.get(reason, 0) + count
+
+
+UNKNOWN_ROW = "slot holds content from before the recording"
+OVERFLOW = "verify plan overflow (KVC-B08)"
+
+
+class Collector:
+    """Observer of one worker's launches (``canary.endpoint.LaunchObserver``).
+
+    Attributes:
+        active: Whether violations are worked out; the launches run either way.
+        forward: The forward under way, None in a sweep.
+        expected: [num_tokens] expected input tokens of the forward, or None.
+        drop_overflow: Capacity above which a group is left unverified, as upstream does; None =
+            verify all.
+    """
+
+    def __init__(
+        self,
+        *,
+        lanes: list[Lane],
+        state: CanaryDeviceState,
+        backend: Backend,
+        table: ViolationTable,
+        tally: Tally,
+        ring_capacity: int | None,
+    ) -> None:
+        self.active = True
+        self.forward: Forward | None = None
+        self.expected: Ints | None = None
+        self.drop_overflow: int | None = None
+        self.sweep: tuple[int, int] = (0, 0)
+        self.ring_lost = 0
+        self.unhashed: dict[tuple[int, str], Ints] = {}
+        self._lanes = lanes
+        self._state = state
+        self._index = state.violation_log.write_index
+        self._backend = backend
+        self._table = table
+        self._tally = tally
+        self._ring_room = ring_capacity
+        self._parts: dict[tuple[int, str], list[tuple[int, LaunchFindings]]] = {}
+        self._locs: dict[int, Ints] = {}
+        self._seeds: SeedRows | None = None
+
+    # The manager's side: observer calls.
+
+    def after_plan(self, group_index: int, verify_plan: VerifyPlan, write_plan: WritePlan) -> None:
+        """Take out what cannot be checked: content from before the recording, tree links."""
+        lane = self._lanes[group_index]
+        count = int(verify_plan.verify_num_valid.item())
+        if self.drop_overflow is not None and count > self.drop_overflow:
+            verify_plan.enable.zero_()
+            self._tally.skip(OVERFLOW, count)
+            return
+        if self.active:
+            self._tally.entries_verified += count
+            tokens = verify_plan.verify_expected_tokens[:count]
+            self._tally.token_entries += int((tokens != -1).sum())
+        if lane.unknown is None and not lane.any_unlinked:
+            return
+        slots = verify_plan.verify_slot_indices[:count]
+        prevs = verify_plan.verify_prev_slot_indices[:count]
+        host_slots, host_prevs = slots.cpu().numpy(), prevs.cpu().numpy()
+        if lane.any_unlinked:
+            mask = lane.unlinked[host_slots]
+            self._tally.chain_unlinked += int(mask.sum())
+            prevs[_mask(mask, prevs)] = 0
+        if lane.unknown is not None:
+            mask = lane.unknown[host_slots] & (host_slots != 0)
+            slots[_mask(mask, slots)] = 0
+            unknown_prev = (host_prevs > 0) & lane.unknown[np.maximum(host_prevs, 0)]
+            prevs[_mask(unknown_prev, prevs)] = 0
+            skipped = int(mask.sum())
+            if self.active:
+                self._tally.entries_verified -= skipped
+                self._tally.skip(UNKNOWN_ROW, skipped)
+            rows = int(write_plan.write_num_valid_reqs.item())
+            seeds = write_plan.write_seed_slot_indices[:rows]
+            host_seeds = seeds.cpu().numpy()
+            mask = (host_seeds > 0) & lane.unknown[np.maximum(host_seeds, 0)]
+            seeds[_mask(mask, seeds)] = -1
+
+    def before_verify(self, endpoint: Endpoint, plan: VerifyPlan) -> None:
+        self._index.zero_()
+
+    def after_verify(self, endpoint: Endpoint, plan: VerifyPlan) -> None:
+        count = int(self._index.item())
+        if not count or not self.active:
+            return
+        found = explain.explain_verify(
+            endpoint,
+            plan,
+            backend=self._backend,
+            tokens_compared=not endpoint.tag.is_sweep,
+        )
+        self._add(endpoint, [found], count)
+
+    def before_write(
+        self,
+        endpoint: Endpoint,
+        plan: WritePlan,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        out_cache_loc: torch.Tensor,
+        expected_tokens: torch.Tensor | None,
+        expected_positions: torch.Tensor | None,
+    ) -> None:
+        self._index.zero_()
+        self._seeds = SeedRows.of(endpoint, plan) if self.active else None
+        half = "v" if endpoint.tag.is_v_half else "k"
+        if endpoint.tag.is_tail:
+            slots = self.unhashed.get((endpoint.group_index, half))
+            if slots is not None:
+                self._lanes[endpoint.group_index].kv[half].forget(slots)
+        elif half == "k":
+            self._locs[endpoint.group_index] = out_cache_loc.cpu().numpy()
+
+    def after_write(
+        self,
+        endpoint: Endpoint,
+        plan: WritePlan,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        out_cache_loc: torch.Tensor,
+        expected_tokens: torch.Tensor | None,
+        expected_positions: torch.Tensor | None,
+    ) -> None:
+        count = int(self._index.item())
+        if not count or self._seeds is None:
+            return
+        found = explain.explain_write(
+            plan,
+            self._seeds,
+            input_ids=input_ids.cpu().numpy(),
+            positions=positions.cpu().numpy(),
+            out_cache_loc=out_cache_loc.cpu().numpy(),
+            expected_tokens=None if expected_tokens is None else expected_tokens.cpu().numpy(),
+            expected_positions=(
+                None if expected_positions is None else expected_positions.cpu().numpy()
+            ),
+            chain_assert=bool(self._state.enable_chain_position_assert.item()),
+        )
+        self._add(endpoint, found, count)
+
+    def _add(self, endpoint: Endpoint, found: list[LaunchFindings], count: int) -> None:
+        explained = sum(len(part.index) for part in found)
+        if explained != count:
+            raise KvCanaryError(
+                f"launch {endpoint.tag.name} counted {count} violations, but {explained} entries "
+                f"fail on the host; the {self._backend.name} backend and the specification "
+                "disagree",
+                hint="rerun with --backend reference, and report this trace",
+            )
+        for part in found:
+            if self._ring_room is not None:
+                kept = min(self._ring_room, len(part.index))
+                self.ring_lost += len(part.index) - kept
+                self._ring_room -= kept
+                part = part.head(kept)
+            if len(part.index):
+                key = (endpoint.group_index, part.check)
+                self._parts.setdefault(key, []).append((int(endpoint.tag), part))
+
+    # The driver's side.
+
+    def written_slots(self, group_index: int) -> Ints:
+        """Physical slots that the forward under way writes, without those that it skips."""
+        locs = self._locs[group_index][: self._tokens_in_use()]
+        written: Ints = locs[locs >= 0]
+        return written
+
+    def token_slots(self, group_index: int) -> Ints:
+        """Physical slot of each token that a row writes, negative = not written."""
+        slots: Ints = self._locs[group_index][: self._tokens_in_use()]
+        return slots
+
+    def _tokens_in_use(self) -> int:
+        return 0 if self.forward is None else len(self.forward.token_row)
+
+    def emit(self) -> int:
+        """Turn what was collected into violations; how many they are."""
+        if self.forward is not None and self.forward.tree is not None and self.active:
+            self._check_tree(self.forward)
+        added = 0
+        for group_index, lane in enumerate(self._lanes):
+            for check in (VERIFY, INPUT_ASSERT, CHAIN_POSITION):
+                parts = self._parts.get((group_index, check))
+                if parts:
+                    chunk = self._chunk(lane, parts)
+                    self._table.add(chunk)
+                    added += len(chunk)
+        self._parts.clear()
+        return added
+
+    def _check_tree(self, forward: Forward) -> None:
+        """A tree node belongs one position after its parent, which the linear assert cannot see."""
+        positions = forward.batch.positions.numpy()[: len(forward.token_row)]
+        for group_index, lane in enumerate(self._lanes):
+            slots = self.token_slots(group_index)
+            hit = np.flatnonzero((positions != forward.true_positions) & (slots >= 0))
+            if not len(hit):
+                continue
+            ids = forward.batch.input_ids.numpy()[hit]
+            found = LaunchFindings(
+                CHAIN_POSITION,
+                hit,
+                np.full(len(hit), int(FailReason.WRITE_POSITION_MISMATCH), dtype=np.int64),
+                {
+                    "slot": slots[hit],
+                    "position": positions[hit],
+                    "expected_position": forward.true_positions[hit],
+                    "stored_token": ids,
+                    "expected_token": ids,
+                    "stored_chain_hash": get_rows(lane.group.k_head, slots[hit])[:, 2],
+                    "token_checked": np.zeros(len(hit), dtype=np.bool_),
+                },
+            )
+            base = 6 if lane.kind is PoolKind.SWA else 0
+            for tag in (LaunchTag.HEAD_K_FULL, LaunchTag.TAIL_K_FULL):
+                key = (group_index, CHAIN_POSITION)
+                self._parts.setdefault(key, []).append((base + tag, found))
+
+    def _chunk(self, lane: Lane, parts: list[tuple[int, LaunchFindings]]) -> ViolationChunk:
+        found, tags = explain.merge(parts)
+        forward = self.forward
+        count = len(found.index)
+        columns = dict(found.columns)
+        if forward is None:
+            step, event = self.sweep
+            columns["seam"] = found.bits == _CHAIN_ONLY
+        else:
+            step, event = forward.step, forward.event
+            batch_row = self._batch_rows(lane, forward, found)
+            codes = np.array([self._table.request_code(req) for req in forward.reqs] or [-1])
+            columns["req"] = codes[batch_row]
+            columns["row"] = forward.rows[batch_row]
+            columns["seam"] = self._seams(lane, forward, found)
+        return ViolationChunk(
+            step=step,
+            event=event,
+            forward_mode=None if forward is None else forward.mode.name,
+            worker=lane.worker,
+            pool_kind=lane.kind.name,
+            check=found.check,
+            columns=filled_columns(count, **columns),
+            bits=found.bits,
+            tags=tags,
+        )
+
+    @staticmethod
+    def _batch_rows(lane: Lane, forward: Forward, found: LaunchFindings) -> Ints:
+        if found.check != VERIFY:
+            return forward.token_row[found.index]
+        entries = forward.prefix
+        if lane.kind is PoolKind.SWA:
+            entries = np.minimum(entries, lane.window)
+        row_of_entry: Ints = np.repeat(np.arange(len(entries), dtype=np.int64), entries)
+        return row_of_entry[found.index]
+
+    def _seams(self, lane: Lane, forward: Forward, found: LaunchFindings) -> NDArray[np.bool_]:
+        """Which entries are intact and only followed a predecessor that was replaced."""
+        if found.check == INPUT_ASSERT:
+            return np.zeros(len(found.index), dtype=np.bool_)
+        if found.check == CHAIN_POSITION:
+            ids = forward.batch.input_ids.numpy()[found.index]
+            expected = ids if self.expected is None else self.expected[found.index]
+            right = found.columns["position"] == forward.true_positions[found.index]
+            seam: NDArray[np.bool_] = right & (ids == expected)
+            return seam
+        slots, prevs = found.columns["slot"], found.columns["prev_slot"]
+        # Without its token to compare, a slot that was written after its predecessor belongs to
+        # another chain: then it is the slot that is wrong, not the one before it.
+        older = lane.written_at[slots] <= lane.written_at[np.maximum(prevs, 0)]
+        intact = found.columns["token_checked"] | older | (prevs < 0)
+        out: NDArray[np.bool_] = (found.bits == _CHAIN_ONLY) & intact
+        return out
+
+
+def _mask(mask: NDArray[np.bool_], like: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return torch.from_numpy(mask).to(like.device)

@@ -1,0 +1,158 @@
+"""KV moved outside a forward: between slots, from a clean run, to and from other tiers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvcanary_cli.abi.constants import CHAIN_HEAD_HASH, NO_EXPECTED_TOKEN
+from kvcanary_cli.backends.reference.hashes import chain_step, to_signed
+from kvcanary_cli.replay.lanes import get_rows, set_rows
+from kvcanary_cli.trace.schema import DEVICE_POOLS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from kvcanary_cli.replay.history import TokenHistories
+    from kvcanary_cli.replay.lanes import Lane
+
+    Ints = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Stored:
+    """What one slot of another tier holds: canary rows by buffer, fingerprints by half."""
+
+    rows: dict[tuple[str, str], NDArray[np.int64]] | None
+    kv: dict[str, tuple[int, bool]]
+    unlinked: bool
+    unknown: bool
+
+
+class Tiers:
+    """Content of pools that are not the device's (host, remote), slot by slot."""
+
+    def __init__(self) -> None:
+        self._slots: dict[tuple[str, int], _Stored] = {}
+
+    def save(self, lane: Lane, src: Ints, pool: str, dst: Ints, *, canary: bool) -> None:
+        """Device slots ``src`` were copied to ``dst`` of ``pool``."""
+        rows = {key: get_rows(buffer, src) for key, buffer in lane.buffers().items()}
+        kv = {half: (prints.get(src), ~prints.unhashed[src]) for half, prints in lane.kv.items()}
+        for k, slot in enumerate(dst.tolist()):
+            before = self._slots.get((pool, slot))
+            self._slots[pool, slot] = _Stored(
+                rows={key: values[k] for key, values in rows.items()}
+                if canary
+                else (None if before is None else before.rows),
+                kv={half: (int(h[k]), bool(known[k])) for half, (h, known) in kv.items()},
+                unlinked=bool(lane.unlinked[src[k]]),
+                unknown=lane.unknown is not None and bool(lane.unknown[src[k]]),
+            )
+
+    def load(self, pool: str, src: Ints, lane: Lane, dst: Ints, *, canary: bool) -> Ints:
+        """Copy ``src`` of ``pool`` into device slots; the slots whose content is not known."""
+        lost = []
+        for src_slot, dst_slot in zip(src.tolist(), dst.tolist(), strict=True):
+            stored = self._slots.get((pool, src_slot))
+            to = np.array([dst_slot], dtype=np.int64)
+            if stored is None or (canary and (stored.rows is None or stored.unknown)):
+                lost.append(dst_slot)
+                continue
+            if canary and stored.rows is not None:
+                for key, buffer in lane.buffers().items():
+                    set_rows(buffer, to, stored.rows[key][None])
+                lane.note_written(to)
+                if stored.unlinked:
+                    lane.unlink(to)
+            for half, prints in lane.kv.items():
+                value, known = stored.kv.get(half, (0, False))
+                if known:
+                    prints.set(to, np.array([value], dtype=np.int64))
+                if canary:
+                    prints.unhashed[to] = not known
+        return np.array(lost, dtype=np.int64)
+
+    def copy(self, src_pool: str, src: Ints, dst_pool: str, dst: Ints) -> None:
+        """Between two pools off the device."""
+        moved = [self._slots.get((src_pool, slot)) for slot in src.tolist()]
+        for slot, stored in zip(dst.tolist(), moved, strict=True):
+            if stored is None:
+                self._slots.pop((dst_pool, slot), None)
+            else:
+                self._slots[dst_pool, slot] = stored
+
+
+def clean_rows(
+    histories: TokenHistories | None, req: str, positions: Ints, *, token_offset: int
+) -> tuple[Ints, NDArray[np.bool_]]:
+    """The canary rows that a clean run of ``req`` holds at ``positions``.
+
+    Args:
+        histories: True tokens, or None if none were recorded.
+        req: The request.
+        positions: Positions asked for.
+        token_offset: 0 for the target's pools, 1 for the draft's (position p holds token p + 1).
+
+    Returns:
+        [n, 4] rows without fingerprint, and which of them the histories allow to know.
+    """
+    rows = np.zeros((len(positions), 4), dtype=np.int64)
+    known = np.zeros(len(positions), dtype=np.bool_)
+    if histories is None or not len(positions):
+        return rows, known
+    tokens = histories.tokens(req)[token_offset:].tolist()
+    wanted: dict[int, list[int]] = {}
+    for k, position in enumerate(positions.tolist()):
+        wanted.setdefault(position, []).append(k)
+    h = CHAIN_HEAD_HASH
+    for position in range(min(int(positions.max()) + 1, len(tokens))):
+        token = tokens[position]
+        if token == NO_EXPECTED_TOKEN:
+            break
+        for k in wanted.get(position, ()):
+            rows[k, :3] = token, position, to_signed(h)
+            known[k] = True
+        h = chain_step(h, token, position)
+    return rows, known
+
+
+def copy_from_request(
+    lane: Lane,
+    histories: TokenHistories | None,
+    source: dict[str, Any],
+    dst: Ints,
+    *,
+    canary: bool,
+) -> int:
+    """Slots ``dst`` receive what a clean run of ``source["req"]`` holds at ``source["pos"]``.
+
+    Returns:
+        How many slots received content that the trace cannot tell.
+    """
+    req, positions = source["req"], np.array(source["pos"], dtype=np.int64)
+    offset = lane.group.kv_token_id_vs_position_offset
+    rows, known = clean_rows(histories, req, positions, token_offset=offset)
+    hashes = np.zeros(len(positions), dtype=np.int64)
+    hashed = np.zeros(len(positions), dtype=np.bool_)
+    if histories is not None:
+        hashes, hashed = histories.kv(req, positions)
+    for half, prints in lane.kv.items():
+        good = hashed if half == "k" else np.zeros_like(hashed)
+        prints.set(dst[good], hashes[good])
+        if canary:
+            prints.forget(dst[~good])
+            prints.unhashed[dst[good]] = False
+    if not canary:
+        return 0
+    if lane.kv:
+        rows[hashed, 3] = hashes[hashed]
+    lane.put_rows(dst[known], rows[known])
+    lane.forget(dst[~known])
+    return int((~known).sum())
+
+
+def is_device_pool(pool: str) -> bool:
+    return pool in DEVICE_POOLS

@@ -1,0 +1,163 @@
+"""A lane: the canary rows of one pool, and what the trace says of them besides.
+
+Lanes follow from the worker, never from the forward mode: the target's FULL pool, its SWA pool if
+there is one, and the draft's own pool.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvcanary_cli.canary.buffer_group import CanaryBufferGroup
+from kvcanary_cli.replay.fingerprints import RecordedFingerprints
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+    from kvcanary_cli.abi.constants import PoolKind
+
+
+class Lane:
+    """Canary rows of one pool.
+
+    Attributes:
+        worker: ``target`` or ``draft``.
+        kind: FULL or SWA.
+        window: Positions that a SWA lane verifies, in tokens.
+        group: Its buffers.
+        kv: Half (``k``, ``v``) to recorded fingerprints, empty if none are checked.
+        unlinked: [num_slots] bool: written as a tree node that does not follow the node before it,
+            so that its stored chain value says nothing about its parent.
+        unknown: [num_slots] bool, or None: the slot may hold content from before the recording.
+        written_at: [num_slots] int32, serial number of the last write, 0 = never.
+    """
+
+    def __init__(
+        self,
+        *,
+        worker: str,
+        kind: PoolKind,
+        num_slots: int,
+        device: str,
+        v_half: bool,
+        check_kv: bool,
+        lut: torch.Tensor | None,
+        starts_mid_run: bool,
+        window: int = 0,
+    ) -> None:
+        self.worker = worker
+        self.kind = kind
+        self.window = window
+        self.num_slots = num_slots
+        self.kv: dict[str, RecordedFingerprints] = {}
+        if check_kv:
+            halves = ("k", "v") if v_half else ("k",)
+            self.kv = {half: RecordedFingerprints(num_slots, device) for half in halves}
+        self.group = CanaryBufferGroup.allocate(
+            kind=kind,
+            num_slots=num_slots,
+            v_half=v_half,
+            device=device,
+            real_kv_sources_k=(self.kv["k"].source,) if "k" in self.kv else (),
+            real_kv_sources_v=(self.kv["v"].source,) if "v" in self.kv else (),
+            swa_index_lut=lut,
+            kv_token_id_vs_position_offset=1 if worker == "draft" else 0,
+        )
+        self.unlinked = np.zeros(num_slots, dtype=np.bool_)
+        self.any_unlinked = False
+        self.unknown = np.ones(num_slots, dtype=np.bool_) if starts_mid_run else None
+        self.written_at = np.zeros(num_slots, dtype=np.int32)
+        self._serial = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.worker}/{self.kind.name}"
+
+    @property
+    def halves(self) -> tuple[str, ...]:
+        return ("k", "v") if self.group.has_v_half else ("k",)
+
+    def buffers(self) -> dict[tuple[str, str], torch.Tensor]:
+        """(half, ``head`` or ``tail``) to canary buffer."""
+        group = self.group
+        out = {("k", "head"): group.k_head, ("k", "tail"): group.k_tail}
+        if group.v_head is not None and group.v_tail is not None:
+            out |= {("v", "head"): group.v_head, ("v", "tail"): group.v_tail}
+        return out
+
+    def note_written(self, slots: NDArray[np.int64]) -> None:
+        """A forward or copy wrote the canary rows of ``slots``."""
+        self._serial += 1
+        self.written_at[slots] = self._serial
+        if self.unknown is not None:
+            self.unknown[slots] = False
+        if self.any_unlinked:
+            self.unlinked[slots] = False
+
+    def set_write_order(self, slots: NDArray[np.int64], written_at: NDArray[np.int64]) -> None:
+        """Restore the order in which ``slots`` were last written."""
+        self.written_at[slots] = written_at
+        self._serial = max(self._serial, int(written_at.max(initial=0)))
+
+    def unlink(self, slots: NDArray[np.int64]) -> None:
+        """The chain value stored in ``slots`` does not come from their parents."""
+        if len(slots):
+            self.unlinked[slots] = True
+            self.any_unlinked = True
+
+    def put_rows(self, slots: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+        """Store canary rows [n, 4] int64 in every buffer; head rows carry no fingerprint."""
+        for (_half, end), buffer in self.buffers().items():
+            values = rows.copy()
+            if end == "head":
+                values[:, 3] = 0
+            set_rows(buffer, slots, values)
+        self.note_written(slots)
+
+    def copy(self, src: NDArray[np.int64], dst: NDArray[np.int64], *, canary: bool) -> None:
+        """KV bytes moved from ``src`` to ``dst``, and the canary rows too if ``canary``."""
+        if not canary:
+            for kv in self.kv.values():
+                known = ~kv.unhashed[src]
+                kv.copy(src[known], dst[known])
+            return
+        for kv in self.kv.values():
+            kv.copy(src, dst)
+        for buffer in self.buffers().values():
+            set_rows(buffer, dst, get_rows(buffer, src))
+        moved = self.unlinked[src].copy()
+        unknown = None if self.unknown is None else self.unknown[src].copy()
+        self.note_written(dst)
+        self.unlink(dst[moved])
+        if self.unknown is not None and unknown is not None:
+            self.unknown[dst] = unknown
+
+    def forget(self, slots: NDArray[np.int64]) -> None:
+        """``slots`` now hold rows that the trace cannot tell."""
+        if not len(slots):
+            return
+        if self.unknown is None:
+            self.unknown = np.zeros(self.num_slots, dtype=np.bool_)
+        self.unknown[slots] = True
+
+
+def get_rows(buffer: torch.Tensor, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Canary rows of ``slots`` [n] as [n, 4] int64 on the host; negative slots give row 0."""
+    import torch
+
+    fields = buffer.view(torch.int64)[:, :4]
+    index = torch.from_numpy(np.maximum(slots, 0)).to(buffer.device)
+    rows: NDArray[np.int64] = fields[index].cpu().numpy()
+    return rows
+
+
+def set_rows(buffer: torch.Tensor, slots: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+    import torch
+
+    index = torch.from_numpy(np.ascontiguousarray(slots)).to(buffer.device)
+    buffer.view(torch.int64)[index, :4] = torch.from_numpy(np.ascontiguousarray(rows)).to(
+        buffer.device
+    )

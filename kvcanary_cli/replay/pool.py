@@ -1,0 +1,108 @@
+"""The pool as the trace tells it: request table, translation table, histories, prefix index."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvcanary_cli.abi.constants import PoolKind
+from kvcanary_cli.replay.history import TokenHistories
+from kvcanary_cli.replay.lanes import Lane
+from kvcanary_cli.replay.prefixes import PrefixIndex
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+    from kvcanary_cli.trace.header import TraceHeader
+
+    Ints = NDArray[np.int64]
+
+
+class PoolState:
+    """State that events change and forwards read.
+
+    Attributes:
+        table: [rows, row_len] int32 request table.
+        lut: [max_slot + 2] int64 full-to-SWA table, last cell -1; None without a SWA pool.
+        histories: True tokens, None if they are not compared.
+        prefixes: The prefix index.
+        row_of: Request to the table row that it last ran in.
+        lanes: (worker, kind) to lane; the draft's is made when a draft first runs.
+    """
+
+    def __init__(
+        self,
+        header: TraceHeader,
+        *,
+        device: str,
+        check_kv: bool,
+        check_tokens: bool,
+        v_half: bool,
+    ) -> None:
+        import torch
+
+        pool = header.pool
+        self.table = np.zeros((pool.rows, pool.row_len), dtype=np.int32)
+        self.histories: TokenHistories | None = None
+        if check_tokens:
+            self.histories = TokenHistories(
+                rows=pool.rows,
+                row_len=pool.row_len,
+                keep_tokens=pool.max_slot + pool.row_len,
+                keep_kv=check_kv and "transfer" in header.records,
+            )
+        self.prefixes = PrefixIndex(pool.max_slot + 1)
+        self.row_of: dict[str, int] = {}
+        self.lut: Ints | None = None
+        self._lut_tensor: torch.Tensor | None = None
+        if pool.swa_slots:
+            self.lut = np.zeros(pool.max_slot + 2, dtype=np.int64)
+            self.lut[-1] = -1
+            self._lut_tensor = torch.from_numpy(self.lut)
+            if device != "cpu":
+                self._lut_tensor = self._lut_tensor.to(device)
+        self._header, self._device = header, device
+        self._check_kv, self._v_half = check_kv, v_half
+        self.lanes: dict[tuple[str, PoolKind], Lane] = {}
+
+    def make_lanes(self, worker: str) -> list[Lane]:
+        """The lanes of ``worker``: FULL, and SWA for a target with a SWA pool."""
+        pool = self._header.pool
+        kinds = [PoolKind.FULL]
+        if worker == "target" and pool.swa_slots:
+            kinds.append(PoolKind.SWA)
+        lanes = []
+        for kind in kinds:
+            swa = kind is PoolKind.SWA
+            lane = Lane(
+                worker=worker,
+                kind=kind,
+                num_slots=(pool.swa_max_slot if swa else pool.max_slot) + 1,
+                device=self._device,
+                v_half=self._v_half,
+                check_kv=self._check_kv,
+                lut=self._lut_tensor if swa else None,
+                starts_mid_run=self._header.starts_mid_run,
+                window=pool.swa_window if swa else 0,
+            )
+            self.lanes[worker, kind] = lane
+            lanes.append(lane)
+        return lanes
+
+    def set_lut(self, full: Ints, swa: Ints) -> None:
+        """``full[k]`` now translates to ``swa[k]``; ignored without a SWA pool."""
+        if self.lut is None or self._lut_tensor is None:
+            return
+        self.lut[full] = swa
+        if self._device != "cpu":
+            import torch
+
+            index = torch.from_numpy(full).to(self._device)
+            self._lut_tensor[index] = torch.from_numpy(swa).to(self._device)
+
+    def row_cells(self, req: str) -> NDArray[np.int32] | None:
+        """Cells of the table row that ``req`` last ran in, None if it never ran."""
+        row = self.row_of.get(req)
+        return None if row is None else self.table[row]

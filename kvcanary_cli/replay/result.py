@@ -1,0 +1,134 @@
+"""The result of a replay: what renderers render and what a program reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvcanary_cli.capacities.checks import CapacityViolation
+    from kvcanary_cli.replay.violations import ViolationTable
+
+
+class Verdict:
+    """Values of ``ReplayResult.verdict``."""
+
+    CLEAN = "clean"
+    CORRUPT = "corrupt"
+    CAPACITY = "capacity"
+    NOT_CHECKED = "not_checked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSummary:
+    """Which trace was replayed."""
+
+    path: str
+    sha256: str
+    engine_name: str
+    engine_version: str | None
+    rank: str
+    tokens: str
+    records: tuple[str, ...]
+    steps: int
+    forwards: int
+    events: int
+    requests: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacities:
+    """Launch capacities and where they come from; None = unknown, the check was not made.
+
+    Attributes:
+        verify: per_forward_verify_capacity.
+        write_req: per_forward_write_req_capacity.
+        write_entry: per_forward_write_entry_capacity.
+        source: ``serving_args``, ``config: PATH``, ``--capacity`` or ``none``.
+        notes: What had to be assumed, one sentence each.
+    """
+
+    verify: int | None
+    write_req: int | None
+    write_entry: int | None
+    source: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def known(self) -> bool:
+        return (self.verify, self.write_req, self.write_entry) != (None, None, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityFinding:
+    """A capacity violation and the forward that caused it."""
+
+    step: int
+    event: int
+    forward_mode: str
+    worker: str
+    violation: CapacityViolation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """What was checked, and what this trace cannot show.
+
+    Attributes:
+        records: Families that the trace says it recorded.
+        blind_to: Root-cause classes that the missing families hide.
+        steps: Steps that were checked.
+        forwards: Forwards that were checked.
+        entries_verified: Prefix entries checked, once per lane.
+        entries_skipped: Prefix entries that could not be checked; ``skip_reasons`` says why.
+        skip_reasons: Reason to count.
+        entries_written: Canary rows written, once per lane.
+        chain_unlinked: Entries whose link to the predecessor could not be checked (tree drafts).
+        kv_hashes: Fingerprints that the trace brought.
+        sweeps: Sweeps that ran.
+        sweep_entries: Entries that they checked.
+        lost_events: Events missing by gaps in ``i`` or torn segments.
+        token_entries: Verified entries whose token was compared.
+        stopped_at_step: Step at which ``--mode raise`` stopped; None = read to the end.
+        notes: Further sentences that the reader must know.
+    """
+
+    records: tuple[str, ...]
+    blind_to: tuple[str, ...]
+    steps: int = 0
+    forwards: int = 0
+    entries_verified: int = 0
+    entries_skipped: int = 0
+    skip_reasons: dict[str, int] = field(default_factory=dict)
+    entries_written: int = 0
+    chain_unlinked: int = 0
+    token_entries: int = 0
+    kv_hashes: int = 0
+    sweeps: int = 0
+    sweep_entries: int = 0
+    lost_events: int = 0
+    stopped_at_step: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayResult:
+    """What one trace's replay found.
+
+    Attributes:
+        kernel_counters: Worker to launches per tag [12] (specification 1.12).
+        slot_counters: Worker to entries per tag [12].
+        ring_lost: Violations beyond ``--ring-capacity``, not in ``violations``.
+    """
+
+    trace: TraceSummary
+    backend: str
+    device: str
+    capacities: Capacities
+    capacity_violations: tuple[CapacityFinding, ...]
+    violations: ViolationTable
+    coverage: Coverage
+    verdict: str
+    kernel_counters: dict[str, tuple[int, ...]]
+    slot_counters: dict[str, tuple[int, ...]]
+    ring_lost: int = 0
