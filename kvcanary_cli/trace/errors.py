@@ -18,3 +18,7 @@ class TraceError(InputError):
         super().__init__(f"{where}: {what}", hint=hint)
         self.where = where
         self.what = what
+
+
+class DamagedTraceError(TraceError):
+    """A file that ends early or whose bytes have changed; what it held may be lost, not wrong."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcanary_cli.trace.errors import TraceError
 from kvcanary_cli.trace.fields import FieldError
-from kvcanary_cli.trace.located import MAX_SEGMENT_EVENTS, MAX_SEGMENT_VALUES, LocatedSegment
+from kvcanary_cli.trace.located import LocatedSegment
 from kvcanary_cli.trace.segment import SegmentBuilder
 
 if TYPE_CHECKING:
@@ -75,25 +75,42 @@ def parse_line(line: bytes, where: str, *, complete: bool) -> Any:
         ) from None
     try:
         return _DECODER.decode(text)
-    except _JsonError as error:
-        raise TraceError(where, str(error), hint="correct the line") from None
     except json.JSONDecodeError as error:
         if not complete:
             raise TraceError(
                 where, f"the last line is cut off after {len(line)} bytes", hint=_CUT_HINT
             ) from None
-        raise TraceError(
-            where,
-            f"column {error.colno} is not valid JSON ({error.msg})",
-            hint="every line of a trace is one JSON object",
-        ) from None
-    except RecursionError:
-        raise TraceError(where, "the JSON is nested too deeply", hint="correct the line") from None
-    except ValueError:
-        # The interpreter's own limit on the digits of one integer.
-        raise TraceError(
-            where, "an integer has too many digits; integers are 64-bit", hint="correct the line"
-        ) from None
+        raise _json_error(where, error) from None
+    except (ValueError, RecursionError) as error:
+        raise _json_error(where, error) from None
+
+
+def parse_text(text: str, where: str) -> Any:
+    """Parse one JSON text.
+
+    Raises:
+        TraceError: It is not strict JSON.
+    """
+    try:
+        return _DECODER.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise _json_error(where, error) from None
+
+
+def _json_error(where: str, error: Exception) -> TraceError:
+    hint = "correct the line"
+    match error:
+        case _JsonError():
+            what = str(error)
+        case json.JSONDecodeError():
+            what = f"column {error.colno} is not valid JSON ({error.msg})"
+            hint = "every line of a trace is one JSON object"
+        case RecursionError():
+            what = "the JSON is nested too deeply"
+        case _:
+            # The interpreter's own limit on the digits of one integer.
+            what = "an integer has too many digits; integers are 64-bit"
+    return TraceError(where, what, hint=hint)
 
 
 def read_header_line(lines: Iterator[tuple[int, bytes, bool]], name: str) -> tuple[Any, str]:
@@ -147,7 +164,7 @@ def parse_segments(
                     where, error.message, hint="see docs/trace-format.md, section Events"
                 ) from None
             numbers.append(number)
-            if len(builder) >= MAX_SEGMENT_EVENTS or builder.value_count >= MAX_SEGMENT_VALUES:
+            if builder.full:
                 yield _located(builder, numbers, name)
                 numbers = array("q")
     except TraceError:

@@ -10,10 +10,6 @@ if TYPE_CHECKING:
 
     from kvcanary_cli.trace.segment import Segment
 
-#: A reader flushes a segment at either bound: about 8 MiB of values, or this many events.
-MAX_SEGMENT_VALUES = 1 << 20
-MAX_SEGMENT_EVENTS = 50_000
-
 
 @dataclass(frozen=True, slots=True)
 class LocatedSegment:

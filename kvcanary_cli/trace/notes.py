@@ -68,7 +68,13 @@ class TraceNotes:
         self.unknown_fields.clear()
         self.undeclared.clear()
         self.gaps.clear()
+        self.torn.clear()
         self.gap_count = self.lost_events = 0
+
+    @property
+    def missing_events(self) -> int:
+        """Events lost in gaps and, as far as it is known, in torn segments."""
+        return self.lost_events + sum(torn.events or 0 for torn in self.torn)
 
     def add_gap(self, after_i: int, before_i: int) -> None:
         gap = Gap(after_i, before_i)

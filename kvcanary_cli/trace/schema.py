@@ -159,3 +159,5 @@ WORKERS = ("target", "draft")
 #: Pools whose slot numbers are checked against the header's pool; others are host or remote.
 DEVICE_POOLS = ("full", "swa", "draft")
 MAX_LINE_BYTES = 64 << 20
+#: Kinds of one trace, unknown ones included: far more than any recorder has.
+MAX_KINDS = 1000

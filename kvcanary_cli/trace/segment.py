@@ -26,7 +26,7 @@ import numpy as np
 
 from kvcanary_cli.trace.columns import NULL_CODE, Column, Table
 from kvcanary_cli.trace.fields import FieldError, check_value, describe
-from kvcanary_cli.trace.schema import COMMON_FIELDS, KINDS, Field, FieldType
+from kvcanary_cli.trace.schema import COMMON_FIELDS, KINDS, MAX_KINDS, Field, FieldType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +44,9 @@ __all__ = [
 ]
 
 EXTRA = "*"
+#: A segment ends at either bound: about 8 MiB of values, or this many events.
+MAX_SEGMENT_VALUES = 1 << 20
+MAX_SEGMENT_EVENTS = 50_000
 
 
 @dataclass(slots=True)
@@ -94,10 +97,10 @@ class Segment:
             if name == EXTRA:
                 out.update(json.loads(self.strings[int(column.values[row])]))
             else:
-                out[name] = self._value(column, row)
+                out[name] = self.value(column, row)
         return out
 
-    def _value(self, column: Column, row: int) -> Any:
+    def value(self, column: Column, row: int) -> Any:
         match column.type:
             case FieldType.INT:
                 return int(column.values[row])
@@ -216,6 +219,15 @@ class SegmentBuilder:
 
     def __len__(self) -> int:
         return len(self._kind)
+
+    @property
+    def full(self) -> bool:
+        """Whether it has reached the size of a segment and should be finished."""
+        return (
+            len(self._kind) >= MAX_SEGMENT_EVENTS
+            or self.value_count >= MAX_SEGMENT_VALUES
+            or len(self._kinds) >= MAX_KINDS
+        )
 
     def intern(self, text: str) -> int:
         code = self._codes.get(text)

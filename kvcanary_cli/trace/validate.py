@@ -14,7 +14,7 @@ import numpy as np
 from kvcanary_cli.trace.bounds import Bounds
 from kvcanary_cli.trace.errors import TraceError
 from kvcanary_cli.trace.problems import KindView, Problems
-from kvcanary_cli.trace.schema import KINDS, WORKERS
+from kvcanary_cli.trace.schema import KINDS, MAX_KINDS, WORKERS
 from kvcanary_cli.trace.segment import EXTRA
 from kvcanary_cli.trace.validate_events import check_events
 from kvcanary_cli.trace.validate_forward import check_forwards
@@ -72,7 +72,7 @@ class StreamValidator:
                     check_events(view, self._bounds)
         if problems.event is not None:
             raise TraceError(located.where(problems.event), problems.what, hint=_HINT)
-        self._count(segment)
+        self._count(located)
 
     def _check_index(self, segment: Segment, problems: Problems) -> None:
         index = segment.index
@@ -124,12 +124,19 @@ class StreamValidator:
                 )
             self._last_step[key] = int(mine[-1])
 
-    def _count(self, segment: Segment) -> None:
+    def _count(self, located: LocatedSegment) -> None:
+        segment = located.segment
         self.events += len(segment)
         for name, table in segment.tables.items():
             spec = KINDS.get(name)
             if spec is None:
                 _add(self._notes.unknown_kinds, name, table.rows)
+                if len(self._notes.unknown_kinds) > MAX_KINDS:
+                    raise TraceError(
+                        located.where(0),
+                        f"more than {MAX_KINDS} unknown kinds of event up to here",
+                        hint="is this a trace of kvcanary?",
+                    )
                 continue
             if spec.family not in self._records:
                 _add(self._notes.undeclared, spec.family, table.rows)
@@ -146,5 +153,11 @@ class StreamValidator:
             self.tokens += len(forward.columns["out_cache_loc"].values)
 
 
+#: Distinct names that the notes count one by one.
+_MAX_NAMES = 2 * MAX_KINDS
+
+
 def _add(counts: dict[str, int], key: str, count: int) -> None:
+    if key not in counts and len(counts) >= _MAX_NAMES:
+        key = "(others)"
     counts[key] = counts.get(key, 0) + count

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from kvcanary_cli.errors import UsageError
 from kvcanary_cli.trace.header import TraceHeader, parse_header
-from kvcanary_cli.trace.located import MAX_SEGMENT_EVENTS, MAX_SEGMENT_VALUES
 from kvcanary_cli.trace.segment import SegmentBuilder
 
 if TYPE_CHECKING:
@@ -73,10 +72,7 @@ class TraceWriter(ABC):
             FieldError: A field is missing or of the wrong type.
         """
         self._builder.append(event, tokens_absent=self.header.tokens == "absent")
-        if (
-            len(self._builder) >= MAX_SEGMENT_EVENTS
-            or self._builder.value_count >= MAX_SEGMENT_VALUES
-        ):
+        if self._builder.full:
             self.flush()
 
     def flush(self) -> None:

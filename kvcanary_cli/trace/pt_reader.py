@@ -1,0 +1,279 @@
+"""Read a ``.pt`` trace: checks its tables, and cuts segments of bounded size from the map."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvcanary_cli.trace import pt_layout as layout
+from kvcanary_cli.trace.errors import TraceError
+from kvcanary_cli.trace.header import TraceHeader, parse_header
+from kvcanary_cli.trace.jsonl import parse_text
+from kvcanary_cli.trace.located import LocatedSegment
+from kvcanary_cli.trace.pt_file import load_dictionary
+from kvcanary_cli.trace.pt_slices import StoredColumn, StoredTable, cut_segment
+from kvcanary_cli.trace.reader import TraceReader, file_sha256
+from kvcanary_cli.trace.schema import COMMON_FIELDS, FORMAT, KINDS, MAX_KINDS, FieldType
+from kvcanary_cli.trace.segment import EXTRA, MAX_SEGMENT_EVENTS, MAX_SEGMENT_VALUES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+_HINT = "write the trace again with `kvcanary trace convert`"
+
+
+@dataclass(slots=True)
+class StoredTrace:
+    """The checked dictionary of a ``.pt`` file.
+
+    Attributes:
+        name: File, for messages.
+        header: Parsed header.
+        tables: Kind to its columns, in order of the codes in ``kind``.
+        kind: [events] code of each event's kind.
+        index: [events] the events' ``i``.
+        strings: UTF-8 text of all strings.
+        string_offsets: [strings + 1].
+    """
+
+    name: str
+    header: TraceHeader
+    tables: dict[str, StoredTable]
+    kind: NDArray[Any]
+    index: NDArray[Any]
+    strings: NDArray[np.uint8]
+    string_offsets: NDArray[Any]
+
+    def segments(self) -> Iterator[LocatedSegment]:
+        """Cut the trace into segments; only one is held widened at a time.
+
+        Raises:
+            TraceError: A column is inconsistent.
+        """
+        cursor = dict.fromkeys(self.tables, 0)
+        start = 0
+        while start < len(self.kind):
+            count = self._fitting(start, cursor)
+            segment = cut_segment(self, start, start + count, cursor)
+            yield LocatedSegment(segment, _place(self.name, start, segment.index))
+            start += count
+        for kind, table in self.tables.items():
+            if cursor[kind] != table.rows:
+                raise TraceError(
+                    f"{self.name}, column kind",
+                    f"names {cursor[kind]} events of kind '{kind}', its table has {table.rows}",
+                    hint=_HINT,
+                )
+
+    def _fitting(self, start: int, cursor: dict[str, int]) -> int:
+        """How many events from ``start`` on make one segment of bounded size."""
+        kind = self.kind[start : start + MAX_SEGMENT_EVENTS]
+        values = np.ones(len(kind), dtype=np.int64)
+        for code, (name, table) in enumerate(self.tables.items()):
+            mine = np.flatnonzero(kind == code)
+            first = cursor[name]
+            if first + len(mine) > table.rows:
+                raise TraceError(
+                    f"{self.name}, column kind",
+                    f"names more events of kind '{name}' than its table has ({table.rows})",
+                    hint=_HINT,
+                )
+            for column in table.columns.values():
+                if column.offsets is None:
+                    values[mine] += 1
+                else:
+                    ends = column.offsets[first : first + len(mine) + 1].astype(np.int64)
+                    values[mine] += np.diff(ends)
+        return max(1, int(np.searchsorted(np.cumsum(values), MAX_SEGMENT_VALUES)))
+
+
+def _place(name: str, start: int, index: NDArray[np.int64]) -> Any:
+    return lambda k: f"{name}: event {start + k} (i={index[k]})"
+
+
+class PtReader(TraceReader):
+    """A ``.pt`` file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self._path = path
+        self._trace = load_stored(path)
+        self.header = self._trace.header
+        self.bytes_total = path.stat().st_size
+
+    def _located_segments(self) -> Iterator[LocatedSegment]:
+        done = 0
+        self.bytes_read = 0
+        for located in self._trace.segments():
+            done += len(located.segment)
+            assert self.bytes_total is not None
+            # Columns are read side by side, so progress goes by events.
+            self.bytes_read = self.bytes_total * done // max(1, len(self._trace.kind))
+            yield located
+
+    def sha256(self) -> str:
+        return file_sha256(self._path)
+
+
+def load_stored(path: Path) -> StoredTrace:
+    """Open a ``.pt`` trace and check that its dictionary is whole.
+
+    Raises:
+        TraceError: It is damaged, unsafe, or not of this format or version.
+    """
+    name = str(path)
+    take = _Taker(name, load_dictionary(path))
+    if take.state.get(layout.FORMAT_KEY) != FORMAT:
+        raise TraceError(
+            name,
+            f"expected a dictionary with 'format' = '{FORMAT}'",
+            hint="is this file a trace? checkpoints and captures have other dictionaries",
+        )
+    header = parse_header(
+        parse_text(take.text(layout.HEADER_KEY), f"{name}, header"), f"{name}, header"
+    )
+    found = take.state.get(layout.LAYOUT_KEY)
+    if type(found) is not int or found != layout.LAYOUT:
+        raise take.fail(
+            layout.LAYOUT_KEY, f"{layout.LAYOUT} (a newer kvcanary may have written it)"
+        )
+    kind, index = take.integers(layout.KIND_KEY), take.integers(layout.INDEX_KEY)
+    if len(kind) != len(index) or take.state.get(layout.EVENTS_KEY) != len(kind):
+        raise take.fail(
+            layout.EVENTS_KEY, f"as many as 'kind' ({len(kind)}) and 'i' ({len(index)}) have"
+        )
+    strings = take.integers(layout.STRINGS_KEY)
+    string_offsets = take.integers(layout.STRING_OFFSETS_KEY)
+    check_offsets(f"{name}, column strings", string_offsets, len(string_offsets) - 1, len(strings))
+    if strings.dtype != np.uint8:
+        raise take.fail(layout.STRINGS_KEY, "a uint8 tensor")
+    tables = _tables(take)
+    if len(kind) and not (int(kind.min()) >= 0 and int(kind.max()) < len(tables)):
+        raise take.fail(layout.KIND_KEY, f"codes from 0 to {len(tables) - 1}")
+    return StoredTrace(name, header, tables, kind, index, strings, string_offsets)
+
+
+def check_offsets(where: str, offsets: NDArray[Any], rows: int, values: int) -> None:
+    """Check that ``offsets`` cuts ``values`` items into ``rows`` runs, in order.
+
+    Raises:
+        TraceError: It does not.
+    """
+    if len(offsets) != rows + 1 or rows < 0:
+        raise TraceError(
+            where,
+            f"has {len(offsets)} offsets, expected {rows + 1} (one more than rows)",
+            hint=_HINT,
+        )
+    if int(offsets[0]) != 0 or int(offsets[-1]) != values:
+        raise TraceError(
+            where,
+            f"its offsets run from {offsets[0]} to {offsets[-1]}, expected 0 to {values}",
+            hint=_HINT,
+        )
+    # Offsets are small beside the values that they cut; one pass over them costs no copy of those.
+    if bool((offsets[1:] < offsets[:-1]).any()):
+        raise TraceError(where, "its offsets go back, expected them to grow", hint=_HINT)
+
+
+class _Taker:
+    """Takes entries out of the dictionary, or says what is wrong with them."""
+
+    def __init__(self, name: str, state: dict[str, Any]) -> None:
+        self.name = name
+        self.state = state
+
+    def fail(self, key: str, expected: str) -> TraceError:
+        value = self.state.get(key)
+        found = "nothing" if value is None else f"{value!r}"[:60]
+        if isinstance(value, np.ndarray):
+            found = f"a {value.dtype} tensor of {value.size} items"
+        return TraceError(
+            f"{self.name}, column {key[:80]}", f"expected {expected}, found {found}", hint=_HINT
+        )
+
+    def text(self, key: str) -> str:
+        value = self.state.get(key)
+        if not isinstance(value, str):
+            raise self.fail(key, "text")
+        return value
+
+    def integers(self, key: str) -> NDArray[Any]:
+        value = self.state.get(key)
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
+            raise self.fail(key, "a tensor of integers")
+        return value
+
+
+def _tables(take: _Taker) -> dict[str, StoredTable]:
+    text = take.text(layout.TABLES_KEY)
+    try:
+        listed = json.loads(text)
+    except (ValueError, RecursionError):
+        raise take.fail(layout.TABLES_KEY, "JSON") from None
+    if not isinstance(listed, list) or len(listed) > MAX_KINDS:
+        raise take.fail(layout.TABLES_KEY, f"a JSON list of at most {MAX_KINDS} tables")
+    tables: dict[str, StoredTable] = {}
+    for item in listed:
+        match item:
+            case {"kind": str(kind), "rows": int(rows), "columns": dict(columns)} if (
+                kind not in tables and kind != "header" and rows >= 0 and type(rows) is int
+            ):
+                tables[kind] = _table(take, kind, rows, columns)
+            case _:
+                raise take.fail(layout.TABLES_KEY, "a kind, its rows and its columns, each once")
+    return tables
+
+
+def _table(take: _Taker, kind: str, rows: int, types: dict[str, Any]) -> StoredTable:
+    spec = KINDS.get(kind)
+    known = {f.name: f for f in (*COMMON_FIELDS, *(spec.fields if spec is not None else ()))}
+    columns = {}
+    for name, type_name in types.items():
+        if type_name not in FieldType.__members__:
+            raise take.fail(
+                layout.TABLES_KEY, f"column types that this version knows, {kind}.{name}"
+            )
+        field_type = FieldType[type_name]
+        expected = FieldType.JSON if name == EXTRA else known[name].type if name in known else None
+        if expected is not None and field_type is not expected:
+            raise take.fail(layout.TABLES_KEY, f"{kind}.{name} to be {expected.name}")
+        columns[name] = _column(take, kind, name, field_type, rows)
+    # Events without a required field are found here: that field is absent, or not all have it.
+    for f in known.values():
+        if (
+            f.required
+            and not (f.name == "input_ids" and json_tokens_absent(take))
+            and (f.name not in columns or columns[f.name].present is not None)
+        ):
+            raise take.fail(layout.column_key(kind, f.name), f"{f.type.value} for every '{kind}'")
+    return StoredTable(rows, columns)
+
+
+def json_tokens_absent(take: _Taker) -> bool:
+    """Whether the header says that no tokens were recorded."""
+    return bool(json.loads(take.text(layout.HEADER_KEY)).get("tokens") == "absent")
+
+
+def _column(take: _Taker, kind: str, name: str, field_type: FieldType, rows: int) -> StoredColumn:
+    key = layout.column_key(kind, name)
+    where = f"{take.name}, column {key[:80]}"
+    values = take.integers(key)
+    offsets = None
+    if field_type in (FieldType.INTS, FieldType.STRS):
+        offsets = take.integers(layout.offsets_key(kind, name))
+        check_offsets(where, offsets, rows, len(values))
+    elif len(values) != rows:
+        raise take.fail(key, f"{rows} items (rows of its table)")
+    present = take.state.get(layout.present_key(kind, name))
+    if present is not None and not (
+        isinstance(present, np.ndarray) and present.dtype == np.bool_ and len(present) == rows
+    ):
+        raise take.fail(layout.present_key(kind, name), f"a bool tensor of {rows} items")
+    return StoredColumn(field_type, values, offsets, present)
