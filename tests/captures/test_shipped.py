@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from kvcanary_cli.trace.reader import open_trace
@@ -14,6 +16,7 @@ from tests.tools.engine_state import CAPTURES, load_engine_state
 if TYPE_CHECKING:
     from kvcanary_cli.trace.header import TraceHeader
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CLEAN_WITH_OWNERS = (
     "canary_clean_all",
     "clean_mixed_chunk",
@@ -214,3 +217,47 @@ def test_engine_state_belongs_to_its_trace(name: str) -> None:
     if first is not None:
         assert first - 1 <= _truth(name)["step"] <= first
     assert (state.swa_k_tail is not None) == (header.pool.swa_slots > 0)
+
+
+@pytest.mark.parametrize("name", WITH_CANARY)
+def test_engine_rows_hold_the_last_token_and_fingerprint_of_each_slot(name: str) -> None:
+    """Field for field what the engine's canary kept, from the trace alone."""
+    written: dict[str, dict[int, tuple[int, int]]] = {"full": {}, "swa": {}}
+    fingerprint: dict[str, dict[int, int]] = {"full": {}, "swa": {}}
+    lut: dict[int, int] = {}
+    for event in _load(name)[1]:
+        if event["kind"] == "lut":
+            lut.update(zip(event["full"], event["swa"], strict=True))
+        elif event["kind"] == "forward":
+            rows = list(zip(event["input_ids"], event["positions"], strict=True))
+            written["full"].update(zip(event["out_cache_loc"], rows, strict=True))
+            landed = [lut.get(slot, 0) for slot in event["out_cache_loc"]]
+            written["swa"].update(zip(landed, rows, strict=True))
+        elif event["kind"] == "kv_hash" and event["phase"] == "after":
+            pool = event.get("pool", "full")
+            fingerprint[pool].update(zip(event["slots"], event["hash"], strict=True))
+    state = load_engine_state(name)
+    groups = {"full": (state.k_head, state.k_tail)}
+    if state.swa_k_head is not None and state.swa_k_tail is not None:
+        groups["swa"] = (state.swa_k_head, state.swa_k_tail)
+    for pool, (head, tail) in groups.items():
+        head_rows, tail_rows = head.view(np.int64), tail.view(np.int64)
+        assert len(written[pool]) > 300
+        assert {s: tuple(head_rows[s, :2].tolist()) for s in written[pool]} == written[pool]
+        assert {s: tuple(tail_rows[s, :2].tolist()) for s in written[pool]} == written[pool]
+        assert {s: int(tail_rows[s, 3]) for s in fingerprint[pool]} == fingerprint[pool]
+
+
+@pytest.mark.parametrize(
+    ("example", "name"),
+    [
+        ("clean_radix.pt", "clean_radix"),
+        ("bug_double_free.pt", "bug_double_free"),
+        ("bug_swap_rows.jsonl.zst", "bug_swap_rows"),
+        ("vllm_clean.kvtrace", "vllm_clean"),
+    ],
+)
+def test_examples_are_these_captures_in_other_forms(example: str, name: str) -> None:
+    trace = open_trace(EXAMPLES / example)
+    events = [event for segment in trace.segments() for event in segment.events()]
+    assert (trace.header.raw, events) == (_load(name)[0].raw, _load(name)[1])
