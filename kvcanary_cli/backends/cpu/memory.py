@@ -66,6 +66,28 @@ def store_i32(typingctx: Any, base: Any, index: Any, value: Any) -> Any:
 
 
 @intrinsic
+def load_u8(typingctx: Any, base: Any, index: Any) -> Any:
+    """Byte number ``index`` after address ``base``, as int64."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.zext(builder.load(_pointer(builder, args, _I8), align=1), _I64)
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def store_u8(typingctx: Any, base: Any, index: Any, value: Any) -> Any:
+    """Set byte number ``index`` after address ``base`` to the low 8 bits of ``value``."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        low = builder.trunc(args[2], _I8)
+        builder.store(low, _pointer(builder, args, _I8), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
 def prefetch(typingctx: Any, address: Any) -> Any:
     """Ask for the cache line at ``address``; any address will do, a bad one has no effect."""
 

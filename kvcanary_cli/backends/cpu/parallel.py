@@ -18,7 +18,7 @@ import torch
 from kvcanary_cli.abi.constants import RING_FIELDS
 from kvcanary_cli.backends.cpu.threads import run_all, split
 from kvcanary_cli.backends.cpu.verify import verify_range
-from kvcanary_cli.backends.cpu.write import are_independent, write_requests
+from kvcanary_cli.backends.cpu.write import owns_slots, stamp_slots, write_requests
 
 if TYPE_CHECKING:
     from kvcanary_cli.abi.plans import VerifyPlan, WritePlan
@@ -28,6 +28,7 @@ Ints = tuple[int, ...]
 _ROW_BYTES = RING_FIELDS * 8
 # An entry leaves at most a row of the input assert and one of the chain-position assert.
 _ROWS_PER_TOKEN = 2
+_MAX_STAMP = 255
 
 
 def verify_in_ranges(
@@ -70,13 +71,14 @@ def verify_in_ranges(
 class ParallelWriter:
     """Writes large launches on threads.
 
-    It keeps one int64 a slot of the largest canary buffer that it met, to look up independence.
+    It keeps a byte a slot of the largest canary buffer that it met: which range of requests writes
+    that slot. Requests of one range stay in order, so only ranges must keep off each other.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._stamps = torch.zeros(0, dtype=torch.int64)
-        self._next_stamp = 1
+        self._stamps = torch.zeros(0, dtype=torch.uint8)
+        self._last_stamp = 0
 
     def write(
         self,
@@ -105,7 +107,7 @@ class ParallelWriter:
         parts = _split_requests(plan.write_offsets.numpy()[: num_reqs + 1], num_tokens)
         if len(parts) < 2:
             return None
-        if not self._are_independent(rows[2], requests, num_reqs, num_tokens, locs):
+        if not self._are_independent(rows[2], requests, parts, num_tokens, locs):
             return None
         kernel_counter += 1
         check_chain = int(chain_flag)
@@ -131,24 +133,38 @@ class ParallelWriter:
         return worst
 
     def _are_independent(
-        self, num_slots: int, requests: Ints, num_reqs: int, num_tokens: int, locs: int
+        self, num_slots: int, requests: Ints, parts: list[Ints], num_tokens: int, locs: int
     ) -> bool:
+        offsets, seeds = requests
         with self._lock:
-            if self._stamps.shape[0] < num_slots:
-                self._stamps = torch.zeros(num_slots, dtype=torch.int64)
-            base = self._next_stamp
-            self._next_stamp += num_reqs
-            return bool(
-                are_independent(
-                    self._stamps.data_ptr(),
-                    base,
-                    num_slots,
-                    *requests,
-                    num_reqs,
-                    num_tokens,
-                    locs,
-                )
+            first_stamp = self._next_stamps(num_slots, len(parts))
+            stamps = self._stamps.data_ptr()
+            own = list(enumerate(parts, first_stamp))
+            tokens = (num_tokens, locs)
+            run_all(
+                stamp_slots,
+                [(stamps, stamp, num_slots, offsets, *part, *tokens) for stamp, part in own],
             )
+            answers = run_all(
+                owns_slots,
+                [
+                    (stamps, stamp, first_stamp, num_slots, offsets, seeds, *part, *tokens)
+                    for stamp, part in own
+                ],
+            )
+        return all(answers)
+
+    def _next_stamps(self, num_slots: int, count: int) -> int:
+        """The first of ``count`` stamps above all that earlier launches left."""
+        if self._stamps.shape[0] < num_slots:
+            self._stamps = torch.zeros(num_slots, dtype=torch.uint8)
+            self._last_stamp = 0
+        if self._last_stamp + count > _MAX_STAMP:
+            self._stamps.zero_()
+            self._last_stamp = 0
+        first = self._last_stamp + 1
+        self._last_stamp += count
+        return first
 
 
 def _split_requests(offsets: np.ndarray, num_tokens: int) -> list[Ints]:

@@ -15,6 +15,8 @@ MIN_PARALLEL_ENTRIES = 1 << 15
 _MIN_RANGE_ENTRIES = 1 << 14
 # More ranges than threads, so that a thread that is held up doesn't hold up the launch.
 _RANGES_PER_THREAD = 4
+# A write tells ranges apart by a byte.
+_MAX_RANGES = 200
 
 _pool: ThreadPoolExecutor | None = None
 
@@ -28,7 +30,9 @@ def num_threads() -> int:
 
 def split(total: int) -> list[tuple[int, int]]:
     """Cut [0, total) into consecutive ranges worth a thread each."""
-    count = max(1, min(num_threads() * _RANGES_PER_THREAD, total // _MIN_RANGE_ENTRIES))
+    count = max(
+        1, min(num_threads() * _RANGES_PER_THREAD, total // _MIN_RANGE_ENTRIES, _MAX_RANGES)
+    )
     bounds = [total * n // count for n in range(count + 1)]
     return list(pairwise(bounds))
 

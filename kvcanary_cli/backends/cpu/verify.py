@@ -40,6 +40,68 @@ def append_violation(  # type: ignore[no-untyped-def]
     return seq + 1
 
 
+@helper
+def _check_entry(  # type: ignore[no-untyped-def]
+    canary,
+    stride,
+    num_slots,
+    slot,
+    prev,
+    wanted_position,
+    expected_token,
+    kind,
+    sources,
+    num_sources,
+    ring,
+    ring_capacity,
+    seq,
+    fault,
+):
+    """Check one entry in full; return the next violation number and the worst fault."""
+    if slot == 0:
+        return seq, fault
+    if slot < 0 or slot >= num_slots:
+        return seq, worse_fault(fault, _VERIFY_SLOT, slot)
+    row = canary + slot * stride
+    token = load_i64(row, 0)
+    position = load_i64(row, 1)
+    stored_hash = load_i64(row, 2)
+    if prev >= num_slots:
+        fault = worse_fault(fault, _VERIFY_PREV, prev)
+        prev = 0
+    expected_hash = stored_hash
+    if prev != 0:
+        expected_hash = as_int64(slot_hash(canary + prev * stride, prev < 0))
+    kv_hash = 0
+    if num_sources > 0:
+        acc, fault = real_kv_hash(sources, num_sources, slot, fault)
+        kv_hash = as_int64(acc)
+    bits = 0
+    if stored_hash != expected_hash:
+        bits |= _CHAIN
+    if expected_token != -1 and expected_token != token:
+        bits |= _TOKEN
+    if position != wanted_position:
+        bits |= _POSITION
+    if load_i64(row, 3) != kv_hash:
+        bits |= _REAL_KV
+    if bits:
+        seq = append_violation(
+            ring,
+            ring_capacity,
+            seq,
+            kind,
+            slot,
+            position,
+            token,
+            expected_token,
+            stored_hash,
+            expected_hash,
+            bits,
+        )
+    return seq, fault
+
+
 @kernel
 def verify_range(  # type: ignore[no-untyped-def]
     canary,
@@ -64,58 +126,44 @@ def verify_range(  # type: ignore[no-untyped-def]
     With a ring capacity of 0 violations are only counted.
     """
     fault = 0
+    last = stop - 1
     for i in range(start, stop):
-        ahead = i + _PREFETCH_ENTRIES
-        if ahead < stop:
-            prefetch(canary + load_i64(slots, ahead) * stride)
-            prefetch(canary + load_i64(prevs, ahead) * stride)
+        ahead = min(i + _PREFETCH_ENTRIES, last)
+        prefetch(canary + load_i64(slots, ahead) * stride)
+        prefetch(canary + load_i64(prevs, ahead) * stride)
         slot = load_i64(slots, i)
-        if slot == 0:
-            continue
-        if slot < 0 or slot >= num_slots:
-            fault = worse_fault(fault, _VERIFY_SLOT, slot)
-            continue
-        row = canary + slot * stride
-        token = load_i64(row, 0)
-        position = load_i64(row, 1)
-        stored_hash = load_i64(row, 2)
         prev = load_i64(prevs, i)
-        if prev >= num_slots:
-            fault = worse_fault(fault, _VERIFY_PREV, prev)
-            prev = 0
-        expected_hash = stored_hash
-        if prev != 0:
-            expected_hash = as_int64(slot_hash(canary + prev * stride, prev < 0))
-        kv_hash = 0
-        if num_sources > 0:
-            acc, fault = real_kv_hash(sources, num_sources, slot, fault)
-            kv_hash = as_int64(acc)
+        wanted_position = load_i64(positions, i)
         expected_token = -1
         if check_token:
             expected_token = load_i64(tokens, i)
-        bits = 0
-        if stored_hash != expected_hash:
-            bits |= _CHAIN
-        if expected_token != -1 and expected_token != token:
-            bits |= _TOKEN
-        if position != load_i64(positions, i):
-            bits |= _POSITION
-        if load_i64(row, 3) != kv_hash:
-            bits |= _REAL_KV
-        if bits:
-            seq = append_violation(
-                ring,
-                ring_capacity,
-                seq,
-                kind,
-                slot,
-                position,
-                token,
-                expected_token,
-                stored_hash,
-                expected_hash,
-                bits,
-            )
+        # The usual entry, inside the buffer, without sources and in order, is done with here; what
+        # is left is rare enough to be looked at again from the start.
+        if num_sources == 0 and 0 < slot < num_slots and 0 < prev < num_slots:
+            row = canary + slot * stride
+            wrong = load_i64(row, 2) ^ as_int64(slot_hash(canary + prev * stride, False))
+            wrong |= load_i64(row, 1) ^ wanted_position
+            wrong |= load_i64(row, 3)
+            if expected_token != -1:
+                wrong |= load_i64(row, 0) ^ expected_token
+            if wrong == 0:
+                continue
+        seq, fault = _check_entry(
+            canary,
+            stride,
+            num_slots,
+            slot,
+            prev,
+            wanted_position,
+            expected_token,
+            kind,
+            sources,
+            num_sources,
+            ring,
+            ring_capacity,
+            seq,
+            fault,
+        )
     return seq, fault
 
 

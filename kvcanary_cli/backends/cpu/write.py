@@ -8,7 +8,15 @@ from kvcanary_cli.abi.constants import FailReason
 from kvcanary_cli.abi.faults import Fault
 from kvcanary_cli.backends.cpu.hashes import as_int64, chain_step, slot_hash, worse_fault
 from kvcanary_cli.backends.cpu.jit import helper, kernel
-from kvcanary_cli.backends.cpu.memory import load_i32, load_i64, prefetch, store_i32, store_i64
+from kvcanary_cli.backends.cpu.memory import (
+    load_i32,
+    load_i64,
+    load_u8,
+    prefetch,
+    store_i32,
+    store_i64,
+    store_u8,
+)
 from kvcanary_cli.backends.cpu.real_kv import real_kv_hash
 from kvcanary_cli.backends.cpu.verify import append_violation
 
@@ -202,32 +210,42 @@ def write_launch(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def are_independent(  # type: ignore[no-untyped-def]
-    stamps, base, num_slots, offsets, seeds, num_reqs, num_tokens, locs
+def stamp_slots(  # type: ignore[no-untyped-def]
+    stamps, stamp, num_slots, offsets, first, last, num_tokens, locs
 ):
-    """Whether no request of the launch writes a slot that another one writes or starts from.
-
-    Args:
-        stamps: Address of [num_slots] int64, all below ``base``; request r leaves base + r at the
-            slots that it writes.
-    """
-    for r in range(num_reqs):
+    """Leave ``stamp`` (a byte) at every slot that requests [first, last) write."""
+    for r in range(first, last):
         start, stop = _bounds(offsets, r, num_tokens)
         for i in range(start, stop):
             ahead = i + _PREFETCH_ENTRIES
             if ahead < stop:
-                prefetch(stamps + load_i64(locs, ahead) * 8)
+                prefetch(stamps + load_i64(locs, ahead))
             slot = load_i64(locs, i)
-            if slot < 0 or slot >= num_slots:
-                continue
-            stamp = load_i64(stamps, slot)
-            if stamp >= base and stamp != base + r:
+            if 0 <= slot < num_slots:
+                store_u8(stamps, slot, stamp)
+
+
+@kernel
+def owns_slots(  # type: ignore[no-untyped-def]
+    stamps, stamp, first_stamp, num_slots, offsets, seeds, first, last, num_tokens, locs
+):
+    """Whether requests [first, last) are alone with the slots that they write and start from.
+
+    To be asked when every range of the launch has left its stamp, from ``first_stamp`` on: where
+    two ranges write a slot, one of them finds the other's.
+    """
+    for r in range(first, last):
+        start, stop = _bounds(offsets, r, num_tokens)
+        for i in range(start, stop):
+            ahead = i + _PREFETCH_ENTRIES
+            if ahead < stop:
+                prefetch(stamps + load_i64(locs, ahead))
+            slot = load_i64(locs, i)
+            if 0 <= slot < num_slots and load_u8(stamps, slot) != stamp:
                 return False
-            store_i64(stamps, slot, base + r)
-    for r in range(num_reqs):
         seed = load_i64(seeds, r)
-        if 0 <= seed < num_slots:
-            stamp = load_i64(stamps, seed)
-            if stamp >= base and stamp != base + r:
+        if start < stop and 0 <= seed < num_slots:
+            found = load_u8(stamps, seed)
+            if found >= first_stamp and found != stamp:
                 return False
     return True
