@@ -83,6 +83,7 @@ class Replay:
         self.steps = self.forwards = self.checked_steps = self.checked_forwards = 0
         self.kv_hashes = self.sweeps = self.events = 0
         self.requests: set[str] = set()
+        self.requests_checked: set[str] = set()
         self.stopped_at_step: int | None = None
         self.notes: list[str] = []
         self._unsupported: dict[str, int] = {}
@@ -194,6 +195,7 @@ class Replay:
         if not active:
             return
         self.checked_forwards += 1
+        self.requests_checked.update(req for req in forward.reqs if req is not None)
         if forward.step != self._last_checked:
             self.checked_steps += 1
             self._last_checked = forward.step
@@ -257,8 +259,6 @@ class Replay:
             return
         entries = self.pool.prefixes.entries()
         self.sweeps += 1
-        if not len(entries.slots):
-            return
         found = self.worker(TARGET).sweep(entries, self.pool.lut, step=step, event=event)
         self._stop_if_raising(found, step)
 
@@ -516,6 +516,7 @@ class Replay:
             slot_counters={
                 name: tuple(w.state.slot_run_counters.tolist()) for name, w in self.workers.items()
             },
+            request_ids=frozenset(self.requests_checked),
             ring_lost=sum(w.collector.ring_lost for w in self.workers.values()),
         )
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SweepEntries:
-    """Slots that the index holds, each once, with position and predecessor (-1 = head)."""
+    """Slots that the index holds, with position and predecessor (-1 = head)."""
 
     slots: NDArray[np.int64]
     positions: NDArray[np.int64]
@@ -79,7 +79,7 @@ class PrefixIndex:
         return self._entries
 
     def entries(self) -> SweepEntries:
-        """What a sweep verifies now: every slot once, in order of publication."""
+        """What a sweep verifies now: every place once, in order of publication."""
         if not self._entries:
             empty = np.empty(0, dtype=np.int64)
             return SweepEntries(empty, empty, empty)
@@ -89,7 +89,10 @@ class PrefixIndex:
         made = np.concatenate([self._made[entry] for entry in self._entries])
         keep = self._returns[slots] == made
         slots, positions, prev_slots = slots[keep], positions[keep], prev_slots[keep]
-        first = np.sort(np.unique(slots, return_index=True)[1])
+        # Entries share their common prefix. A slot that stands at two places is two entries: that
+        # is the corruption a sweep is there to see.
+        places = np.stack([slots, positions, prev_slots], axis=1)
+        first = np.sort(np.unique(places, axis=0, return_index=True)[1])
         return SweepEntries(slots[first], positions[first], prev_slots[first])
 
 

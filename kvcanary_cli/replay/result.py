@@ -118,6 +118,7 @@ class ReplayResult:
     Attributes:
         kernel_counters: Worker to launches per tag [12] (specification 1.12).
         slot_counters: Worker to entries per tag [12].
+        request_ids: Requests of the forwards that were checked.
         ring_lost: Violations beyond ``--ring-capacity``, not in ``violations``.
     """
 
@@ -131,4 +132,5 @@ class ReplayResult:
     verdict: str
     kernel_counters: dict[str, tuple[int, ...]]
     slot_counters: dict[str, tuple[int, ...]]
+    request_ids: frozenset[str] = frozenset()
     ring_lost: int = 0

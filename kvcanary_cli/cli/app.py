@@ -1,0 +1,53 @@
+"""The command tree. Commands import what they need when they run: ``--help`` stays quick."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvcanary_cli import __version__
+from kvcanary_cli.cli.demo import demo
+from kvcanary_cli.cli.replay import replay
+
+app = typer.Typer(
+    name="kvcanary",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help=(
+        "Find out who corrupted which slot of an LLM server's KV cache, when and how.\n\n"
+        "Exit codes: 0 clean, 1 something was found, 2 wrong usage, 3 a bug in kvcanary, "
+        "4 input that cannot be used, 5 nothing was checked, 130 interrupted."
+    ),
+    epilog=(
+        "Examples:\n\n"
+        "  kvcanary demo\n\n"
+        "  kvcanary replay trace.pt\n\n"
+        "  kvcanary trace info trace.pt"
+    ),
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kvcanary {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")
+    ] = False,
+) -> None:
+    """Options of all commands."""
+
+
+app.command("replay")(replay)
+app.command("demo")(demo)

@@ -1,0 +1,110 @@
+"""Where a command's words go: results to stdout, everything else to stderr.
+
+Nothing is cut: a pipe has no width to fit, a terminal folds. Colour follows NO_COLOR and the
+terminal. A closed pipe ends the printing and never changes the exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any
+
+from rich.console import Console, RenderableType
+
+from kvcanary_cli.errors import InputError, KvCanaryError
+
+# Wider than any table: in a pipe or a file every row keeps to one line.
+UNBOUNDED_WIDTH = 100_000
+
+
+class _PipeClosedError(Exception):
+    """The reader of stdout went away."""
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise _PipeClosedError
+
+
+class Output:
+    """Prints one command's result and its remarks.
+
+    Args:
+        file: Where the result goes; None = stdout.
+        quiet: Whether remarks are kept back.
+    """
+
+    def __init__(self, file: IO[str] | None = None, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self._file = file
+        self._closed = False
+        target = file if file is not None else sys.stdout
+        self.is_terminal = file is None and target.isatty()
+        width = None if self.is_terminal else UNBOUNDED_WIDTH
+        self._console = _Console(file=target, width=width, soft_wrap=False, highlight=False)
+        self.stderr = Console(stderr=True, highlight=False)
+
+    @property
+    def width(self) -> int:
+        """Columns that a table may take."""
+        return self._console.width
+
+    def print(self, what: RenderableType = "") -> None:
+        """Print a renderable; strings are printed as they are, without markup."""
+        if self._closed:
+            return
+        try:
+            self._console.print(what, markup=False, soft_wrap=isinstance(what, str))
+        except (_PipeClosedError, BrokenPipeError):
+            self._close_pipe()
+
+    def write(self, parts: Iterable[str]) -> None:
+        """Write text as it is (JSON and its kin)."""
+        if self._closed:
+            return
+        target: IO[Any] = self._file if self._file is not None else sys.stdout
+        try:
+            for part in parts:
+                target.write(part)
+            target.flush()
+        except BrokenPipeError:
+            self._close_pipe()
+
+    def note(self, text: str) -> None:
+        """A remark on stderr, unless quiet."""
+        if not self.quiet:
+            self.stderr.print(text, markup=False, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """A warning on stderr, also when quiet."""
+        self.stderr.print(f"warning: {text}", markup=False, soft_wrap=True, style="yellow")
+
+    def error(self, error: KvCanaryError) -> None:
+        self.stderr.print(f"error: {error.message}", markup=False, soft_wrap=True, style="bold red")
+        if error.hint:
+            self.stderr.print(f"help: {error.hint}", markup=False, soft_wrap=True)
+
+    def _close_pipe(self) -> None:
+        self._closed = True
+        if self._file is None:
+            # The interpreter flushes stdout once more at exit, which must not fail again.
+            devnull = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(devnull, sys.stdout.fileno())
+            os.close(devnull)
+
+
+def open_result_file(path: Path) -> IO[str]:
+    """Open the file of ``-o``.
+
+    Raises:
+        InputError: It cannot be written.
+    """
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be written: {error.strerror}", hint="choose another path for -o"
+        ) from error

@@ -1,0 +1,255 @@
+"""A replay's result as JSON and as JSON lines: the contract of docs/output.md, version 1.
+
+Text is produced piece by piece, so that a trace with millions of violations needs no second copy.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from kvcanary_cli import __version__
+from kvcanary_cli.replay.result import Verdict
+from kvcanary_cli.report.words import hex64
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from kvcanary_cli.replay.result import CapacityFinding, Coverage, ReplayResult, TraceSummary
+    from kvcanary_cli.replay.violations import Violation
+
+SCHEMA_VERSION = 1
+
+
+def overall_verdict(results: Sequence[ReplayResult]) -> str:
+    """The verdict over several traces: the gravest, and clean only if all were checked."""
+    verdicts = {result.verdict for result in results}
+    for verdict in (Verdict.CORRUPT, Verdict.CAPACITY):
+        if verdict in verdicts:
+            return verdict
+    return Verdict.CLEAN if verdicts == {Verdict.CLEAN} else Verdict.NOT_CHECKED
+
+
+def json_parts(results: Sequence[ReplayResult]) -> Iterator[str]:
+    """One JSON object; several traces stand under ``traces``, what was found carries ``rank``."""
+    several = len(results) > 1
+    first = results[0]
+    head: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "tool": {"name": "kvcanary", "version": __version__},
+        "command": "replay",
+    }
+    if several:
+        head["traces"] = [_trace_facts(result) for result in results]
+    else:
+        head |= _trace_facts(first)
+    head["capacity_violations"] = [
+        _ranked(capacity_dict(finding), result, several)
+        for result in results
+        for finding in result.capacity_violations
+    ]
+    text = json.dumps(head, ensure_ascii=False)
+    yield text[:-1] + ', "violations": ['
+    separator = ""
+    for result in results:
+        for violation in result.violations:
+            cell = _ranked(violation_dict(violation), result, several)
+            yield separator + json.dumps(cell, ensure_ascii=False)
+            separator = ", "
+    tail: dict[str, Any] = {
+        "ownership": [],
+        "findings": [],
+        "coverage": coverage_dict(first.coverage, first) if not several else _merged(results),
+        "verdict": overall_verdict(results),
+    }
+    yield "], " + json.dumps(tail, ensure_ascii=False)[1:] + "\n"
+
+
+def jsonl_parts(results: Sequence[ReplayResult]) -> Iterator[str]:
+    """One object a line: capacity violations, violations, then the ``summary``."""
+    several = len(results) > 1
+    for result in results:
+        for finding in result.capacity_violations:
+            cell = {"kind": "capacity_violation"} | capacity_dict(finding)
+            yield json.dumps(_ranked(cell, result, several), ensure_ascii=False) + "\n"
+        for violation in result.violations:
+            cell = {"kind": "violation"} | violation_dict(violation)
+            yield json.dumps(_ranked(cell, result, several), ensure_ascii=False) + "\n"
+    summary: dict[str, Any] = {
+        "kind": "summary",
+        "schema_version": SCHEMA_VERSION,
+        "tool": {"name": "kvcanary", "version": __version__},
+        "command": "replay",
+        "traces": [_trace_facts(result) for result in results],
+        "capacity_violations": sum(len(r.capacity_violations) for r in results),
+        "violations": sum(len(r.violations) for r in results),
+        "findings": 0,
+        "coverage": _merged(results),
+        "verdict": overall_verdict(results),
+    }
+    yield json.dumps(summary, ensure_ascii=False) + "\n"
+
+
+def _ranked(cell: dict[str, Any], result: ReplayResult, several: bool) -> dict[str, Any]:
+    if several:
+        cell["rank"] = result.trace.rank
+        cell["trace"] = result.trace.path
+    return cell
+
+
+def _trace_facts(result: ReplayResult) -> dict[str, Any]:
+    return {
+        "trace": trace_dict(result.trace),
+        "backend": {"name": result.backend, "device": result.device},
+        "capacities": {
+            "per_forward_verify_capacity": result.capacities.verify,
+            "per_forward_write_req_capacity": result.capacities.write_req,
+            "per_forward_write_entry_capacity": result.capacities.write_entry,
+            "source": result.capacities.source,
+            "notes": list(result.capacities.notes),
+        },
+        "counters": {
+            worker: {
+                "kernel_run": list(result.kernel_counters[worker]),
+                "slot_run": list(result.slot_counters[worker]),
+            }
+            for worker in result.kernel_counters
+        },
+    }
+
+
+def trace_dict(trace: TraceSummary) -> dict[str, Any]:
+    return {
+        "path": trace.path,
+        "sha256": trace.sha256,
+        "engine": {"name": trace.engine_name, "version": trace.engine_version},
+        "rank": trace.rank,
+        "tokens": trace.tokens,
+        "steps": trace.steps,
+        "forwards": trace.forwards,
+        "events": trace.events,
+        "requests": trace.requests,
+    }
+
+
+def capacity_dict(finding: CapacityFinding) -> dict[str, Any]:
+    violation = finding.violation
+    suggestion = violation.suggestion
+    return {
+        "code": violation.code,
+        "step": finding.step,
+        "event": finding.event,
+        "forward_mode": finding.forward_mode,
+        "worker": finding.worker,
+        "what": violation.what,
+        "actual": violation.actual,
+        "capacity": violation.capacity,
+        "message": violation.message,
+        "suggestion": None
+        if suggestion is None
+        else {
+            "flag": suggestion.flag,
+            "value": suggestion.value,
+            "also": list(suggestion.also),
+            "why": suggestion.why,
+        },
+    }
+
+
+def _hash_or_none(value: int | None) -> str | None:
+    return None if value is None else hex64(value)
+
+
+def violation_dict(violation: Violation) -> dict[str, Any]:
+    return {
+        "step": violation.step,
+        "event": violation.event,
+        "forward_mode": violation.forward_mode,
+        "worker": violation.worker,
+        "pool_kind": violation.pool_kind,
+        "launch_tags": list(violation.launch_tags),
+        "check": violation.check,
+        "slot": violation.slot,
+        "position": violation.position,
+        "expected_position": violation.expected_position,
+        "req": violation.req,
+        "row": violation.row,
+        "prev_slot": violation.prev_slot,
+        "stored_token": violation.stored_token,
+        "expected_token": violation.expected_token,
+        "stored_chain_hash": hex64(violation.stored_chain_hash),
+        "expected_chain_hash": _hash_or_none(violation.expected_chain_hash),
+        "stored_kv_hash": _hash_or_none(violation.stored_kv_hash),
+        "expected_kv_hash": _hash_or_none(violation.expected_kv_hash),
+        "fail_reasons": list(violation.fail_reasons),
+        "role": violation.role,
+    }
+
+
+def coverage_dict(coverage: Coverage, result: ReplayResult) -> dict[str, Any]:
+    return {
+        "records": list(coverage.records),
+        "blind_to": list(coverage.blind_to),
+        "steps": coverage.steps,
+        "forwards": coverage.forwards,
+        "entries_verified": coverage.entries_verified,
+        "entries_skipped": coverage.entries_skipped,
+        "skip_reasons": coverage.skip_reasons,
+        "entries_written": coverage.entries_written,
+        "token_entries": coverage.token_entries,
+        "chain_unlinked": coverage.chain_unlinked,
+        "kv_hashes": coverage.kv_hashes,
+        "sweeps": coverage.sweeps,
+        "sweep_entries": coverage.sweep_entries,
+        "lost_events": coverage.lost_events,
+        "ring_lost": result.ring_lost,
+        "stopped_at_step": coverage.stopped_at_step,
+        "checks": {
+            "capacities": result.capacities.known,
+            "canary": bool(coverage.forwards or coverage.sweeps),
+            "ownership": False,
+            "findings": False,
+        },
+        "notes": list(coverage.notes),
+    }
+
+
+_SUMMED = (
+    "steps",
+    "forwards",
+    "entries_verified",
+    "entries_skipped",
+    "entries_written",
+    "token_entries",
+    "chain_unlinked",
+    "kv_hashes",
+    "sweeps",
+    "sweep_entries",
+    "lost_events",
+    "ring_lost",
+)
+
+
+def _merged(results: Sequence[ReplayResult]) -> dict[str, Any]:
+    """Coverage of several traces: counts added, a family or check counts only if all have it."""
+    each = [coverage_dict(result.coverage, result) for result in results]
+    if len(each) == 1:
+        return each[0]
+    out: dict[str, Any] = {name: sum(c[name] for c in each) for name in _SUMMED}
+    out["records"] = sorted(set.intersection(*(set(c["records"]) for c in each)))
+    out["blind_to"] = sorted(set.union(*(set(c["blind_to"]) for c in each)))
+    reasons: dict[str, int] = {}
+    for cell in each:
+        for reason, number in cell["skip_reasons"].items():
+            reasons[reason] = reasons.get(reason, 0) + number
+    out["skip_reasons"] = reasons
+    out["stopped_at_step"] = next(
+        (c["stopped_at_step"] for c in each if c["stopped_at_step"] is not None), None
+    )
+    out["checks"] = {name: all(c["checks"][name] for c in each) for name in each[0]["checks"]}
+    out["notes"] = [
+        f"{result.trace.path}: {note}"
+        for result, cell in zip(results, each, strict=True)
+        for note in cell["notes"]
+    ]
+    return out
