@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvcanary_cli.trace.errors import TraceError
 from kvcanary_cli.trace.reader import STDIN, open_trace
-from kvcanary_cli.trace.writer import open_writer
+from kvcanary_cli.trace.writer import discard_stdout, open_writer
 
 if TYPE_CHECKING:
     import os
@@ -48,6 +48,8 @@ def convert(
         overwrite: Whether ``target`` may exist.
         progress: Called with the reader after each segment.
 
+    A reader of stdout that went away ends the conversion and is no error.
+
     Raises:
         TraceError: The source cannot be used, or the target cannot be written; the target is
             left as it was.
@@ -62,7 +64,7 @@ def convert(
                 if progress is not None:
                     progress(reader)
     except BrokenPipeError:
-        raise
+        discard_stdout()
     except OSError as error:
         raise TraceError(
             name, f"cannot be written: {error.strerror or error}", hint="check the path and space"

@@ -28,6 +28,12 @@ class FieldError(ValueError):
         self.column = column
 
 
+def printable(text: str, limit: int = 80) -> str:
+    """``text`` for a message: control characters and broken Unicode escaped, long text cut."""
+    short = text if len(text) <= limit else text[: limit - 3] + "..."
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in short)
+
+
 def describe(value: Any) -> str:
     """``value`` as short JSON text, for error messages."""
     if isinstance(value, list) and len(value) > _SHOWN_CHARS:

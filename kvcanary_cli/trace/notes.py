@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kvcanary_cli.trace.fields import printable
+
 _MAX_GAPS = 100
 _SHOWN_GAPS = 3
 
@@ -96,11 +98,13 @@ class TraceNotes:
         if self.still_recording:
             out.append("the recorder has not closed this trace: it still runs, or was killed")
         for kind, count in sorted(self.unknown_kinds.items()):
-            out.append(f"unknown event kind '{kind}' ({count} events): kept, not interpreted")
+            out.append(
+                f"unknown event kind '{printable(kind)}' ({count} events): kept, not interpreted"
+            )
         for name, count in sorted(self.unknown_fields.items()):
-            out.append(f"unknown field '{name}' ({count} events): kept, not interpreted")
+            out.append(f"unknown field '{printable(name)}' ({count} events): kept, not interpreted")
         for family in self.unknown_families:
-            out.append(f"unknown family '{family}' in the header's records: ignored")
+            out.append(f"unknown family '{printable(family)}' in the header's records: ignored")
         for family, count in sorted(self.undeclared.items()):
             out.append(
                 f"{count} events of family '{family}', which the header's records does not list"

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvcanary_cli.trace.fields import describe, printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -155,7 +157,8 @@ class KindView:
         self.fail_first(
             bad,
             lambda row: (
-                f"field '{name}' is {strings[int(codes[row])][:40]!r}, expected " + ", ".join(known)
+                f"field '{name}' is '{printable(strings[int(codes[row])], 40)}', expected "
+                + ", ".join(known)
             ),
         )
 
@@ -183,7 +186,7 @@ def check_int_list(value: Any, bounds: Range | None) -> str | None:
         return "must be a list of integers"
     if value and set(map(type, value)) != {int}:
         at = next(k for k, item in enumerate(value) if type(item) is not int)
-        return f"item {at} is {str(value[at])[:40]!r}, expected an integer"
+        return f"item {at} is {describe(value[at])}, expected an integer"
     if bounds is not None and value and (min(value) < bounds.low or max(value) > bounds.high):
         at = next(k for k, v in enumerate(value) if not bounds.low <= v <= bounds.high)
         return f"item {at} is {value[at]}, expected {bounds}"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvcanary_cli.trace.errors import DamagedTraceError, TraceError
+from kvcanary_cli.trace.fields import printable
 from kvcanary_cli.trace.pt_pickle import TensorRef, read_pickle
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def _array(
     """One tensor as an array over the map; it may lie at any address."""
 
     def fail(what: str) -> TraceError:
-        return DamagedTraceError(f"{name}, column {key[:80]}", what, hint=_AGAIN)
+        return DamagedTraceError(f"{name}, column {printable(key)}", what, hint=_AGAIN)
 
     dtype = np.dtype(ref.dtype)
     info = records.get(f"{root}/data/{ref.storage}")

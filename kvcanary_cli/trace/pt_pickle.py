@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvcanary_cli.trace.errors import DamagedTraceError, TraceError
+from kvcanary_cli.trace.fields import printable
 
 #: Storage classes that hold a trace's columns, as numpy names their items (little endian).
 STORAGES = {
@@ -97,7 +98,7 @@ def read_pickle(data: bytes, where: str) -> Any:
 def _unsafe(name: str, where: str) -> TraceError:
     return TraceError(
         where,
-        f"the pickle needs {name[:80]}, expected nothing but plain tensors, strings and numbers",
+        f"the pickle needs {printable(name)}, expected plain tensors, strings and numbers only",
         hint=_HINT,
     )
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from kvcanary_cli.trace import pt_layout as layout
 from kvcanary_cli.trace.errors import TraceError
+from kvcanary_cli.trace.fields import printable
 from kvcanary_cli.trace.header import TraceHeader, parse_header
 from kvcanary_cli.trace.jsonl import parse_text
 from kvcanary_cli.trace.located import LocatedSegment
@@ -195,7 +196,9 @@ class _Taker:
         if isinstance(value, np.ndarray):
             found = f"a {value.dtype} tensor of {value.size} items"
         return TraceError(
-            f"{self.name}, column {key[:80]}", f"expected {expected}, found {found}", hint=_HINT
+            f"{self.name}, column {printable(key)}",
+            f"expected {expected}, found {found}",
+            hint=_HINT,
         )
 
     def text(self, key: str) -> str:
@@ -263,7 +266,7 @@ def json_tokens_absent(take: _Taker) -> bool:
 
 def _column(take: _Taker, kind: str, name: str, field_type: FieldType, rows: int) -> StoredColumn:
     key = layout.column_key(kind, name)
-    where = f"{take.name}, column {key[:80]}"
+    where = f"{take.name}, column {printable(key)}"
     values = take.integers(key)
     offsets = None
     if field_type in (FieldType.INTS, FieldType.STRS):

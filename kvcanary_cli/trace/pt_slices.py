@@ -10,6 +10,7 @@ import numpy as np
 
 from kvcanary_cli.trace.columns import NULL_CODE, Column, Table
 from kvcanary_cli.trace.errors import TraceError
+from kvcanary_cli.trace.fields import printable
 from kvcanary_cli.trace.jsonl import parse_text
 from kvcanary_cli.trace.schema import COMMON_FIELDS, KINDS, FieldType
 from kvcanary_cli.trace.segment import EXTRA, Segment
@@ -135,7 +136,7 @@ def _cut_column(
     count: int,
     strings: _Strings,
 ) -> Column:
-    where = f"{file}, column {kind}.{name}"
+    where = f"{file}, column {printable(kind)}.{printable(name)}"
     present = None
     if stored.present is not None:
         present = np.array(stored.present[first : first + count])

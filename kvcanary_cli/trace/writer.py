@@ -168,6 +168,13 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def discard_stdout() -> None:
+    """Send the rest of stdout nowhere: its reader is gone, and the final flush must not fail."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
 class _JsonlWriter(TraceWriter):
     def __init__(self, target: Path | None, header: TraceHeader) -> None:
         super().__init__(header)

@@ -1,0 +1,146 @@
+"""``kvcanary trace``: look at, check and convert traces."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvcanary_cli.cli.output import Output
+from kvcanary_cli.errors import NothingCheckedError
+
+trace_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Look at, check and convert traces.",
+    epilog=(
+        "Examples:\n\n"
+        "  kvcanary trace info trace.pt\n\n"
+        "  kvcanary trace validate rank*.jsonl.zst\n\n"
+        "  kvcanary trace convert trace.pt trace.jsonl"
+    ),
+)
+
+_FORMS = ".jsonl, .jsonl.zst, .pt, a .kvtrace folder, or - for JSONL on stdin"
+
+
+class Format(StrEnum):
+    """Output formats of the trace commands."""
+
+    text = "text"
+    json = "json"
+
+
+_FormatOption = Annotated[Format, typer.Option("--format", help="Output format.")]
+
+
+@trace_app.command(
+    epilog=(
+        "Examples:\n\n"
+        "  kvcanary trace info trace.pt\n\n"
+        "  kvcanary trace info recording.kvtrace --format json\n\n"
+        "  zstd -dc trace.jsonl.zst | kvcanary trace info -"
+    )
+)
+def info(
+    trace: Annotated[Path, typer.Argument(help=f"The trace: {_FORMS}.")],
+    format_: _FormatOption = Format.text,
+) -> None:
+    """Say what a trace holds: engine, events, steps, requests, pool use, what is missing."""
+    from kvcanary_cli.report.trace_json import info_object
+    from kvcanary_cli.report.trace_text import info_lines
+    from kvcanary_cli.trace.info import collect_info
+    from kvcanary_cli.trace.reader import open_trace
+
+    result = collect_info(open_trace(trace))
+    out = Output()
+    if format_ is Format.json:
+        out.write([json.dumps(info_object(result), indent=2), "\n"])
+        return
+    for line in info_lines(result):
+        out.print(line)
+    for note in result.notes.messages():
+        out.warn(note)
+
+
+@trace_app.command(
+    epilog=(
+        "Examples:\n\n"
+        "  kvcanary trace validate trace.pt\n\n"
+        "  kvcanary trace validate rank0.jsonl rank1.jsonl --format json\n\n"
+        "Exit codes: 0 all traces can be used, 4 one cannot, 5 they hold no events."
+    )
+)
+def validate(
+    traces: Annotated[list[Path], typer.Argument(help=f"The traces, each {_FORMS}.")],
+    format_: _FormatOption = Format.text,
+) -> None:
+    """Check that traces can be used: whole, well-formed, and in line with their own headers."""
+    from kvcanary_cli.report.trace_json import validation_object
+    from kvcanary_cli.report.trace_text import validation_line
+    from kvcanary_cli.trace.errors import TraceError
+    from kvcanary_cli.trace.info import validate as validate_trace
+    from kvcanary_cli.trace.reader import open_trace
+
+    out = Output()
+    results, failures = [], []
+    for trace in traces:
+        try:
+            result = validate_trace(open_trace(trace))
+        except TraceError as error:
+            failures.append(error)
+            continue
+        results.append(result)
+        if format_ is Format.text:
+            out.print(validation_line(result))
+            for note in result.notes:
+                out.warn(f"{result.path}: {note}")
+    if format_ is Format.json and not failures:
+        out.write([json.dumps(validation_object(results), indent=2), "\n"])
+    for failure in failures[:-1]:
+        out.error(failure)
+    if failures:
+        raise failures[-1]
+    if not any(result.events for result in results):
+        raise NothingCheckedError(
+            "no events: nothing was checked", hint="was the recorder on while the server ran?"
+        )
+
+
+@trace_app.command(
+    epilog=(
+        "Examples:\n\n"
+        "  kvcanary trace convert trace.jsonl trace.pt\n\n"
+        "  kvcanary trace convert recording.kvtrace recording.jsonl.zst\n\n"
+        "  kvcanary trace convert trace.pt - | head -n 3"
+    )
+)
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="IN", help=f"The trace: {_FORMS}.")],
+    target: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT",
+            help="Where to; the suffix decides the form (.jsonl, .jsonl.zst, .pt, .kvtrace), "
+            "- is JSONL on stdout.",
+        ),
+    ],
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace OUT if it exists.")
+    ] = False,
+) -> None:
+    """Convert a trace to another form without loss."""
+    from kvcanary_cli.report.trace_text import conversion_line
+    from kvcanary_cli.trace.convert import convert as convert_trace
+
+    out = Output()
+    result = convert_trace(source, target, overwrite=overwrite)
+    for note in result.notes:
+        out.warn(note)
+    if result.target == "-":
+        out.note(conversion_line(result))
+    else:
+        out.print(conversion_line(result))
