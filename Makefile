@@ -1,0 +1,47 @@
+# make demo: install into .venv and replay a real trace that holds a corruption.
+# make test: install the test tools, run lint, types and tests.
+# make bench: print the benchmark tables.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+WORKERS ?= 2
+
+.PHONY: demo test lint types unit bench clean
+
+demo: $(VENV)/.installed
+	@$(BIN)/kvcanary demo
+
+test: lint types unit
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+
+types: $(VENV)/.installed-test
+	$(BIN)/mypy
+
+unit: $(VENV)/.installed-test
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal
+
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/bench_cli.py
+	$(BIN)/python benchmarks/bench_replay.py
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing kvcanary into $(VENV) ..."
+	@$(PIP) --upgrade "pip>=25.1"
+	@$(PIP) -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	@echo "installing the test tools ..."
+	@$(PIP) -c constraints.txt --group test --group lint
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
