@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
-
-from rich.console import Console, RenderableType
+from typing import IO, TYPE_CHECKING, Any
 
 from kvcanary_cli.errors import InputError, KvCanaryError
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
 
 # Wider than any table: in a pipe or a file every row keeps to one line.
 UNBOUNDED_WIDTH = 100_000
@@ -24,9 +26,15 @@ class _PipeClosedError(Exception):
     """The reader of stdout went away."""
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        raise _PipeClosedError
+def _result_console(target: IO[str], width: int | None) -> Console:
+    # Imported here: `--version` and `--help` do without Rich, which takes longer than they do.
+    from rich.console import Console
+
+    class ResultConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise _PipeClosedError
+
+    return ResultConsole(file=target, width=width, soft_wrap=False, highlight=False)
 
 
 class Output:
@@ -41,11 +49,19 @@ class Output:
         self.quiet = quiet
         self._file = file
         self._closed = False
-        target = file if file is not None else sys.stdout
-        self.is_terminal = file is None and target.isatty()
-        width = None if self.is_terminal else UNBOUNDED_WIDTH
-        self._console = _Console(file=target, width=width, soft_wrap=False, highlight=False)
-        self.stderr = Console(stderr=True, highlight=False)
+        self.is_terminal = file is None and sys.stdout.isatty()
+
+    @cached_property
+    def _console(self) -> Console:
+        target = self._file if self._file is not None else sys.stdout
+        return _result_console(target, None if self.is_terminal else UNBOUNDED_WIDTH)
+
+    @cached_property
+    def stderr(self) -> Console:
+        """The console of remarks."""
+        from rich.console import Console
+
+        return Console(stderr=True, highlight=False)
 
     @property
     def width(self) -> int:
