@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from kvcanary_cli.canary.forward_batch import (
         ForwardBatch,
     )
+    from kvcanary_cli.canary.forward_output import (
+        ForwardOutput,
+    )
     from kvcanary_cli.canary.health import (
         HealthChecker,
     )
@@ -87,7 +90,6 @@ if TYPE_CHECKING:
         walk_prefix_cache,
     )
     from kvcanary_cli.canary.single_forward_manager import (
-        ForwardOutput,
         SingleForwardManager,
     )
     from kvcanary_cli.canary.state import (
@@ -142,6 +144,7 @@ _HOMES = {
         "SnapshotTokens",
     ),
     "forward_batch": ("ForwardBatch",),
+    "forward_output": ("ForwardOutput",),
     "health": ("HealthChecker",),
     "install": (
         "check_installable",
@@ -174,10 +177,7 @@ _HOMES = {
         "SweepEntries",
         "walk_prefix_cache",
     ),
-    "single_forward_manager": (
-        "ForwardOutput",
-        "SingleForwardManager",
-    ),
+    "single_forward_manager": ("SingleForwardManager",),
     "state": (
         "CanaryDeviceState",
         "ViolationLog",

@@ -18,6 +18,31 @@ class InputOracle(Protocol):
         """Expected tokens and positions, [num_tokens] int64 each, or None = do not compare."""
 
 
+def checked_expected_inputs(
+    oracle: InputOracle | None, batch: ForwardBatch
+) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
+    """Ask the oracle, for a forward whose inputs are to be compared.
+
+    Raises:
+        RuntimeError: KVC-W05 without an oracle, KVC-R04 for vectors of another length.
+    """
+    if oracle is None:
+        raise RuntimeError(
+            "kv-canary: enable_write_input_assert=True requires a TokenOracleManager; pass "
+            "token_oracle_manager=install_oracle_sampler(oracle=...) into install_canary(...)"
+        )
+    expected = oracle.expected_inputs(batch)
+    if expected is None:
+        return None, None
+    for field, tensor in zip(("tokens", "positions"), expected, strict=True):
+        if tensor.shape[0] != batch.num_tokens:
+            raise RuntimeError(
+                f"kv-canary: expected_inputs.{field} shape {tensor.shape[0]} != num_tokens "
+                f"{batch.num_tokens}; caller must slice before invoking"
+            )
+    return expected
+
+
 class ExpectedTokens(Protocol):
     """Says which token each request has at each position (verify-token assert)."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvcanary_cli.abi.constants import PLAN_ROWS_LIMIT, ForwardMode, PoolKind
 from kvcanary_cli.canary.endpoint import ForwardLaunch
+from kvcanary_cli.canary.expected_tokens import checked_expected_inputs
+from kvcanary_cli.canary.forward_output import ForwardOutput
 from kvcanary_cli.canary.phase import Phase, PhaseChecker
 from kvcanary_cli.canary.plan_buffers import PlanBuffers
 from kvcanary_cli.canary.plan_input import PlanInput, as_int64
@@ -32,34 +33,6 @@ if TYPE_CHECKING:
     from kvcanary_cli.canary.state import CanaryDeviceState
     from kvcanary_cli.capacities.checks import CapacityViolation
     from kvcanary_cli.capacities.launch import CanaryLaunchCapacities
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardOutput:
-    """Fixed buffer that each forward's results are copied to, for read-back one step later.
-
-    Attributes:
-        enable: [1] int32, minimum over groups; 0 = at least one group was not verified.
-        kernel_run_counters, slot_run_counters: [num_tags] int64.
-        write_index: [1] int32.
-    """
-
-    enable: torch.Tensor
-    kernel_run_counters: torch.Tensor
-    slot_run_counters: torch.Tensor
-    write_index: torch.Tensor
-
-    @classmethod
-    def allocate(cls, state: CanaryDeviceState) -> ForwardOutput:
-        import torch
-
-        index = state.violation_log.write_index
-        return cls(
-            enable=torch.ones_like(index),
-            kernel_run_counters=torch.zeros_like(state.kernel_run_counters),
-            slot_run_counters=torch.zeros_like(state.slot_run_counters),
-            write_index=torch.zeros_like(index),
-        )
 
 
 class SingleForwardManager:
@@ -222,7 +195,7 @@ class SingleForwardManager:
         for endpoints, launch in zip(self._tail, self._launches, strict=False):
             for endpoint in endpoints:
                 endpoint.launch_per_forward(launch, self.observer)
-        self._copy_output()
+        self.output.copy_from(self._state, [launch.verify_plan.enable for launch in self._launches])
 
     def post_ops_outside_graph(self, batch: ForwardBatch) -> None:
         """Close the forward."""
@@ -292,21 +265,7 @@ class SingleForwardManager:
             return None, None
         if self._is_draft and batch.forward_mode is ForwardMode.DECODE:
             return None, None
-        if self._oracle is None:
-            raise RuntimeError(
-                "kv-canary: enable_write_input_assert=True requires a TokenOracleManager; pass "
-                "token_oracle_manager=install_oracle_sampler(oracle=...) into install_canary(...)"
-            )
-        expected = self._oracle.expected_inputs(batch)
-        if expected is None:
-            return None, None
-        for field, tensor in zip(("tokens", "positions"), expected, strict=True):
-            if tensor.shape[0] != batch.num_tokens:
-                raise RuntimeError(
-                    f"kv-canary: expected_inputs.{field} shape {tensor.shape[0]} != num_tokens "
-                    f"{batch.num_tokens}; caller must slice before invoking"
-                )
-        return expected
+        return checked_expected_inputs(self._oracle, batch)
 
     def _plan(
         self,
@@ -339,16 +298,3 @@ class SingleForwardManager:
             self._swa_totals[group.kind : group.kind + 1] += launch.verify_plan.verify_num_valid
         if self.observer is not None:
             self.observer.after_plan(index, launch.verify_plan, launch.write_plan)
-
-    def _copy_output(self) -> None:
-        import torch
-
-        output, state = self.output, self._state
-        enable = self._launches[0].verify_plan.enable if self._launches else None
-        for launch in self._launches[1:]:
-            enable = torch.minimum(enable, launch.verify_plan.enable)  # type: ignore[arg-type]
-        if enable is not None:
-            output.enable.copy_(enable)
-        output.kernel_run_counters.copy_(state.kernel_run_counters)
-        output.slot_run_counters.copy_(state.slot_run_counters)
-        output.write_index.copy_(state.violation_log.write_index)
