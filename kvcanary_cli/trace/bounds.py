@@ -24,7 +24,7 @@ class Bounds:
         self.row_len = pool.row_len
         self.row = Range(0, pool.rows - 1, "a row (pool.rows)")
         self.slot = Range(0, pool.max_slot, "a slot")
-        self.slot_or_unwritten = Range(-1, pool.max_slot, "a slot or -1,")
+        self.slot_or_unwritten = Range(-1, pool.max_slot, "a slot, or -1 for none,")
         self.swa_slot = Range(0, pool.swa_max_slot, "a slot of the sliding-window pool")
         self.any_device_slot = Range(0, max(pool.max_slot, pool.swa_max_slot), "a slot")
         self.position = Range(0, pool.row_len - 1, "a position (pool.row_len)")

@@ -21,7 +21,7 @@ _RANGES: dict[str, tuple[tuple[str, str], ...]] = {
     "own": (("slots", "slot"),),
     "history": (("start", "history_start"),),
     "row_release": (("row", "row"),),
-    "publish": (("slots", "slot"),),
+    "publish": (("slots", "slot"), ("start", "position"), ("prev_slot", "slot_or_unwritten")),
     "unpublish": (("slots", "slot"),),
     "match": (("slots", "slot"),),
     "copy": (("via_row", "row"),),
