@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kvcanary_cli.abi.constants import PoolKind
+from kvcanary_cli.canary.config import CanaryMode
 from kvcanary_cli.canary.delayed_copy import DelayedHostCopy
 from kvcanary_cli.canary.enable_warner import EnableWarner
 from kvcanary_cli.canary.endpoint import make_endpoints
@@ -75,8 +76,17 @@ class CanaryManager:
             perturb: Self-test damage, or None.
             observer: Sees each launch, sweeps included.
             engine_version: Picks the text of KVC-B03.
-            stream: Side stream for read-backs on a GPU.
+            stream: Side stream for read-backs on a GPU; default a new one.
+
+        Raises:
+            ValueError: Mode none, which installs nothing; KVC-A09.
         """
+        if config.mode is CanaryMode.NONE:
+            raise ValueError("kv-canary: mode none installs no manager; use log or raise")
+        if stream is None and backend.device != "cpu":
+            import torch
+
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.config = config
         self.outer_step_counter = 0
         self.prefix_index: object | None = None

@@ -231,7 +231,12 @@ class SingleForwardManager:
                 rows=self.capacities.per_forward_write_req_capacity,
                 valid_lens=valid_lens,
             )
-        if self.capacities is not None and batch.raw_batch_size is not None:
+        # Where the raw batch is too large already the server never gets as far as the padded one.
+        if (
+            self.capacities is not None
+            and batch.raw_batch_size is not None
+            and not any(found.what == "batch_size" for found in self.capacity_violations)
+        ):
             self._meet(
                 check_padded_batch_size(
                     batch_size=batch.batch_size,

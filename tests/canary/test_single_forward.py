@@ -189,7 +189,23 @@ def test_replay_records_what_would_not_have_fitted_and_goes_on() -> None:
     rig.manager.run(decode([1], [3], [1], [10]))
     found = [(v.code, v.actual, v.capacity) for v in rig.manager.capacity_violations]
     assert found == [("KVC-B08", 3, 2)]
-    # Everything was verified all the same.
+    rig.manager.run(decode([1, 0], [3, 0], [1, 0], [10, 0], raw_batch_size=1))
+    assert [v.code for v in rig.manager.capacity_violations] == ["KVC-B05", "KVC-B08"]
+    rig.manager.run(decode([1, 0, 0], [0] * 3, [1, 0, 0], [10, 0, 0], raw_batch_size=2))
+    assert [v.code for v in rig.manager.capacity_violations] == ["KVC-B03", "KVC-B04"]
+
+
+def test_replay_verifies_what_a_server_would_have_dropped() -> None:
+    tiny = CanaryLaunchCapacities(
+        per_forward_verify_capacity=2,
+        per_forward_write_req_capacity=1,
+        per_forward_write_entry_capacity=4,
+    )
+    rig = make_rig(capacities=tiny, exact_rows=True)
+    rig.map(1, [4, 2, 9, 10])
+    rig.manager.run(extend([1], [0], [[5, 7, 9]], [[4, 2, 9]]))
+    rig.manager.run(decode([1], [3], [1], [10]))
+    assert [v.code for v in rig.manager.capacity_violations] == ["KVC-B08"]
     assert rig.state.slot_run_counters.tolist()[:3] == [7, 0, 7]
     assert rig.manager.output.enable.tolist() == [1]
 
