@@ -1,0 +1,242 @@
+"""Write step: each new token's canary row, along its request's chain (specification 3.3).
+
+A chain is serial: every token's hash needs the one before. Requests run in parallel, one lane each,
+one lane a program on a GPU (more lanes would wait for the longest chain among them). The next
+token's inputs are loaded before the current one is hashed. If ``write_marks`` found that requests
+touch each other's slots, the first program runs all of them in order and the others leave; the
+decision is made on the device, so the host neither waits nor branches. Launched for every HEAD and
+TAIL endpoint. The buffer is written as int64 words, ``[num_slots, row_words]``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+from kvcanary_cli.abi.checks import check_write_args
+from kvcanary_cli.abi.constants import PADDING_SLOT, FailReason, RealKvHashMode
+from kvcanary_cli.backends.triton.launch import block_lanes, canary_words, fault_cell
+from kvcanary_cli.backends.triton.mix import (
+    POSITION_WORD,
+    PREV_HASH_WORD,
+    TOKEN_WORD,
+    chain_step,
+    load_field,
+    load_slot_hash,
+)
+from kvcanary_cli.backends.triton.ring import append_violations
+from kvcanary_cli.backends.triton.write_marks import (
+    CONFLICT_CELL,
+    PADDING_ORDER_CELL,
+    launch_write_marks_kernel,
+    write_order,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from kvcanary_cli.abi.plans import WritePlan
+    from kvcanary_cli.abi.sources import RealKvSource
+
+_BLOCK_REQUESTS = 1
+# The interpreter pays per operation, so all chains of a small batch advance together.
+_INTERPRETER_BLOCK_REQUESTS = 8
+
+_PADDING_SLOT = tl.constexpr(PADDING_SLOT)
+_TOKEN = tl.constexpr(int(FailReason.WRITE_TOKEN_MISMATCH))
+_POSITION = tl.constexpr(int(FailReason.WRITE_POSITION_MISMATCH))
+
+
+@triton.jit(
+    do_not_specialize=[
+        "req_capacity",
+        "num_tokens",
+        "num_slots",
+        "row_words",
+        "ring_capacity",
+        "kernel_kind",
+    ]
+)
+def _write_kernel(
+    canary_ptr,
+    write_offsets_ptr,
+    write_seeds_ptr,
+    write_num_valid_reqs_ptr,
+    input_ids_ptr,
+    positions_ptr,
+    out_cache_loc_ptr,
+    expected_tokens_ptr,
+    expected_positions_ptr,
+    chain_position_assert_ptr,
+    scratch_ptr,
+    ring_ptr,
+    write_index_ptr,
+    req_capacity,
+    num_tokens,
+    num_slots,
+    row_words,
+    ring_capacity,
+    kernel_kind,
+    CHECK_INPUTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    program = tl.program_id(0).to(tl.int64)
+    num_reqs = tl.load(write_num_valid_reqs_ptr).to(tl.int64)
+    num_reqs = tl.minimum(tl.maximum(num_reqs, 0), req_capacity)
+    conflict = tl.load(scratch_ptr + CONFLICT_CELL)
+    padding_order = tl.load(scratch_ptr + PADDING_ORDER_CELL)
+    lane = tl.arange(0, BLOCK).to(tl.int64)
+    in_order = tl.zeros_like(lane) + conflict != 0
+    assert_positions = tl.zeros_like(lane) + tl.load(chain_position_assert_ptr) != 0
+
+    # In order: one request a round, in the first lane of the first program.
+    rounds = tl.where(conflict != 0, tl.where(program == 0, num_reqs, 0), 1)
+    for turn in range(0, rounds):
+        row = tl.where(in_order, tl.where(lane == 0, turn, num_reqs), program * BLOCK + lane)
+        in_use = row < num_reqs
+        begin = tl.load(write_offsets_ptr + row, mask=in_use, other=0)
+        end = tl.load(write_offsets_ptr + row + 1, mask=in_use, other=0)
+        begin = tl.minimum(tl.maximum(begin, 0), num_tokens)
+        num_entries = tl.maximum(tl.minimum(end, num_tokens) - begin, 0)
+
+        seed = tl.load(write_seeds_ptr + row, mask=in_use, other=-1)
+        seeded = (num_entries > 0) & (seed >= 0) & (seed < num_slots)
+        chain = load_slot_hash(canary_ptr, row_words, seed, seeded)
+        prev_position = load_field(canary_ptr, row_words, seed, seeded, POSITION_WORD)
+        checks_position = seeded & assert_positions
+
+        mask = num_entries > 0
+        next_slot = tl.load(out_cache_loc_ptr + begin, mask=mask, other=-1)
+        next_token = tl.load(input_ids_ptr + begin, mask=mask, other=0)
+        next_position = tl.load(positions_ptr + begin, mask=mask, other=0)
+        for i in range(0, tl.max(num_entries, axis=0)):
+            mask = i < num_entries
+            entry = begin + i
+            slot = next_slot
+            token = next_token
+            position = next_position
+            has_next = i + 1 < num_entries
+            next_slot = tl.load(out_cache_loc_ptr + entry + 1, mask=has_next, other=-1)
+            next_token = tl.load(input_ids_ptr + entry + 1, mask=has_next, other=0)
+            next_position = tl.load(positions_ptr + entry + 1, mask=has_next, other=0)
+
+            written = mask & (slot >= 0) & (slot < num_slots)
+            stored_hash = chain.to(tl.int64, bitcast=True)
+            if CHECK_INPUTS:
+                want_token = tl.load(expected_tokens_ptr + entry, mask=written, other=0)
+                want_position = tl.load(expected_positions_ptr + entry, mask=written, other=0)
+                bits = tl.where(token != want_token, _TOKEN, 0).to(tl.int64)
+                bits |= tl.where(position != want_position, _POSITION, 0)
+                append_violations(
+                    ring_ptr, write_index_ptr, ring_capacity, kernel_kind,
+                    tl.where(written, bits, 0),
+                    slot, position, token, want_token, stored_hash, want_position,
+                )  # fmt: skip
+            follows = position == prev_position + 1
+            bits = tl.where(written & checks_position & (follows == 0), _POSITION, 0)
+            append_violations(
+                ring_ptr, write_index_ptr, ring_capacity, kernel_kind,
+                bits.to(tl.int64),
+                slot, position, token, token, stored_hash, prev_position + 1,
+            )  # fmt: skip
+            prev_position = tl.where(written, position, prev_position)
+
+            # Slot 0 may be written by many requests: in parallel only the last one in order stores.
+            is_last = in_order | (slot != _PADDING_SLOT) | (write_order(row, i) == padding_order)
+            row_ptr = canary_ptr + slot * row_words
+            tl.store(row_ptr + TOKEN_WORD, token, mask=written & is_last)
+            tl.store(row_ptr + POSITION_WORD, position, mask=written & is_last)
+            tl.store(row_ptr + PREV_HASH_WORD, stored_hash, mask=written & is_last)
+            # A violation never stops the chain: it goes on from what was really fed.
+            chain = tl.where(written, chain_step(chain, token, position), chain)
+        # The next round's seed may be a row that another thread of this program has just stored.
+        tl.debug_barrier()
+
+
+def launch_write_kernels(
+    *,
+    canary_buf: torch.Tensor,
+    plan: WritePlan,
+    kernel_kind: int,
+    violation_ring: torch.Tensor,
+    violation_write_index: torch.Tensor,
+    slot_run_counter: torch.Tensor,
+    kernel_run_counter: torch.Tensor,
+    input_ids: torch.Tensor,
+    positions: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+    enable_chain_position_assert: torch.Tensor,
+    expected_input_tokens: torch.Tensor | None = None,
+    expected_input_positions: torch.Tensor | None = None,
+    enable_write_input_assert: bool = False,
+    real_kv_sources: Sequence[RealKvSource] = (),
+    real_kv_hash_mode: RealKvHashMode = RealKvHashMode.NONE,
+    fault: torch.Tensor | None = None,
+) -> None:
+    """Write the batch's rows; see ``Backend.write``. Safe under graph capture with ``fault``."""
+    check_write_args(
+        canary_buf=canary_buf,
+        plan=plan,
+        violation_ring=violation_ring,
+        violation_write_index=violation_write_index,
+        slot_run_counter=slot_run_counter,
+        kernel_run_counter=kernel_run_counter,
+        real_kv_sources=real_kv_sources,
+        input_ids=input_ids,
+        positions=positions,
+        out_cache_loc=out_cache_loc,
+        expected_input_tokens=expected_input_tokens,
+        expected_input_positions=expected_input_positions,
+        enable_write_input_assert=enable_write_input_assert,
+        enable_chain_position_assert=enable_chain_position_assert,
+    )
+    words = canary_words(canary_buf)
+    num_slots, row_words = words.shape
+    num_tokens = int(positions.shape[0])
+    with fault_cell(
+        fault, canary_buf.device, num_slots=num_slots, num_tokens=num_tokens
+    ) as cell:  # fmt: skip
+        scratch = launch_write_marks_kernel(
+            canary_words=words,
+            plan=plan,
+            slot_run_counter=slot_run_counter,
+            kernel_run_counter=kernel_run_counter,
+            out_cache_loc=out_cache_loc,
+            real_kv_sources=real_kv_sources,
+            real_kv_hash_mode=real_kv_hash_mode,
+            fault=cell,
+        )
+        block = block_lanes(_BLOCK_REQUESTS, _INTERPRETER_BLOCK_REQUESTS)
+        _write_kernel[(max(1, triton.cdiv(plan.capacity, block)),)](
+            canary_ptr=words,
+            write_offsets_ptr=plan.write_offsets,
+            write_seeds_ptr=plan.write_seed_slot_indices,
+            write_num_valid_reqs_ptr=plan.write_num_valid_reqs,
+            input_ids_ptr=input_ids,
+            positions_ptr=positions,
+            out_cache_loc_ptr=out_cache_loc,
+            expected_tokens_ptr=(
+                input_ids if expected_input_tokens is None else expected_input_tokens
+            ),
+            expected_positions_ptr=(
+                positions if expected_input_positions is None else expected_input_positions
+            ),
+            chain_position_assert_ptr=enable_chain_position_assert,
+            scratch_ptr=scratch,
+            ring_ptr=violation_ring,
+            write_index_ptr=violation_write_index,
+            req_capacity=plan.capacity,
+            num_tokens=num_tokens,
+            num_slots=num_slots,
+            row_words=row_words,
+            ring_capacity=int(violation_ring.shape[0]),
+            kernel_kind=int(kernel_kind),
+            CHECK_INPUTS=enable_write_input_assert,
+            BLOCK=block,
+            # A chain fills one thread; a warp is the least that a program can have.
+            num_warps=1,
+        )
