@@ -50,9 +50,6 @@ if TYPE_CHECKING:
         check_installable,
         install_line,
     )
-    from kvcanary_cli.canary.kv_strips import (
-        strips_for_real_kv_hashes,
-    )
     from kvcanary_cli.canary.manager import (
         CanaryManager,
     )
@@ -150,7 +147,6 @@ _HOMES = {
         "check_installable",
         "install_line",
     ),
-    "kv_strips": ("strips_for_real_kv_hashes",),
     "manager": ("CanaryManager",),
     "model_patch": ("patch_model_forward",),
     "oracle": (
@@ -247,7 +243,6 @@ __all__ = [
     "real_kv_source_from_rows",
     "request_id_hash",
     "splice_buffer_infos",
-    "strips_for_real_kv_hashes",
     "violation_block",
     "violation_line",
     "walk_prefix_cache",

@@ -8,7 +8,9 @@ import typer
 
 from kvcanary_cli import __version__
 from kvcanary_cli.cli.demo import demo
+from kvcanary_cli.cli.replay import EPILOG as REPLAY_EPILOG
 from kvcanary_cli.cli.replay import replay
+from kvcanary_cli.cli.trace import trace_app
 
 app = typer.Typer(
     name="kvcanary",
@@ -49,5 +51,6 @@ def _options(
     """Options of all commands."""
 
 
-app.command("replay")(replay)
-app.command("demo")(demo)
+app.command("replay", epilog=REPLAY_EPILOG)(replay)
+app.command("demo", epilog="Examples:\n\n  kvcanary demo\n\n  kvcanary demo | less")(demo)
+app.add_typer(trace_app, name="trace")

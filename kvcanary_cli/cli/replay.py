@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kvcanary_cli.trace.header import TraceHeader
     from kvcanary_cli.trace.reader import TraceReader
 
-_EPILOG = (
+EPILOG = (
     "Examples:\n\n"
     "  kvcanary replay trace.pt\n\n"
     "  kvcanary replay trace.pt --steps 40:50 --req req-007\n\n"

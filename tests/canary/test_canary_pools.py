@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from canary_rig import SMALL, extend, full_group, ints
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvcanary_cli.abi.constants import LaunchTag, PoolKind, RealKvHashMode
-from kvcanary_cli.abi.sources import RealKvSource
 from kvcanary_cli.backends import get_backend
 from kvcanary_cli.canary import (
     CanaryBufferGroup,
@@ -22,7 +18,6 @@ from kvcanary_cli.canary import (
     patch_model_forward,
     real_kv_source_from_rows,
     splice_buffer_infos,
-    strips_for_real_kv_hashes,
 )
 from kvcanary_cli.canary.pool_patch import patch_buffer_infos
 
@@ -156,22 +151,6 @@ def test_patched_model_brackets_only_the_outermost_call() -> None:
     with manager.with_ops_outside_graph([0], batch), manager.with_active_single_forward_manager(0):
         assert model.forward(None, batch) == "logits"
     assert manager.state.kernel_run_counters.tolist()[:3] == [2, 0, 2]
-
-
-@pytest.mark.parametrize("mode", [RealKvHashMode.PARTIAL, RealKvHashMode.ALL])
-@given(hashes=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=8))
-def test_strips_have_the_fingerprint_that_was_asked_for(
-    mode: RealKvHashMode, hashes: list[int]
-) -> None:
-    strips = torch.from_numpy(strips_for_real_kv_hashes(np.array(hashes, dtype=np.int64)))
-    found = get_backend("reference").real_kv_hash(
-        slots=torch.arange(len(hashes)),
-        real_kv_sources=[
-            RealKvSource(tensor=strips, page_size=1, num_bytes_per_token=16, read_bytes=16)
-        ],
-        real_kv_hash_mode=mode,
-    )
-    assert found.tolist() == hashes
 
 
 def test_source_of_paged_rows() -> None:

@@ -1,0 +1,111 @@
+"""Exit codes and error texts of the command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cli.conftest import ROOT, Ran
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Run = Callable[..., Ran]
+
+S01 = "tests/data/scenarios/S01_use_after_free.jsonl"
+S20 = "tests/data/scenarios/S20_key_aliasing.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (["replay", S20], 0),
+        (["replay", S01], 1),
+        (["replay", S01, "--exit-zero"], 0),
+        (["replay", S01, "--mode", "raise"], 1),
+        (["replay"], 2),
+        (["replay", S01, "--no-such-option"], 2),
+        (["replay", S01, "--format", "xml"], 2),
+        (["replay", S01, "--steps", "a:b"], 2),
+        (["replay", S01, "--steps", "5:2"], 2),
+        (["replay", S01, "--capacity", "rows=8"], 2),
+        (["replay", S01, "--capacity", "write_req=0"], 2),
+        (["replay", S01, "--log-lines", "--format", "json"], 2),
+        (["replay", "no/such/trace.pt"], 4),
+        (["replay", "README.md"], 4),
+        (["replay", "tests/cli"], 4),
+        (["replay", S01, "--config", "no/such.yaml"], 4),
+        (["replay", S01, "--steps", "100:"], 5),
+        (["replay", S01, "--req", "nobody"], 5),
+        (["replay", S01, "-o", "/no/such/folder/out.txt"], 4),
+    ],
+)
+def test_exit_code(run: Run, args: list[str], code: int) -> None:
+    ran = run(*args)
+    assert ran.code == code, ran.err
+    assert "Traceback" not in ran.err
+    if code in (4, 5):
+        assert ran.out == ""
+        assert ran.err.startswith("error: ")
+
+
+def test_a_bug_of_ours_is_one_line_and_code_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr("kvcanary_cli.replay.driver.replay_trace", fail)
+    ran = run("replay", S01)
+    assert ran.code == 3
+    assert "internal error: ZeroDivisionError: oops" in ran.err
+    assert "Traceback" not in ran.err
+    with pytest.raises(ZeroDivisionError):
+        run("--debug", "replay", S01)
+
+
+def test_an_interrupt_is_130(tmp_path: Path) -> None:
+    import signal
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvcanary_cli", "replay", "-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    time.sleep(1.5)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    assert b"Traceback" not in error
+
+
+def test_config_gives_the_capacities(run: Run, tmp_path: Path) -> None:
+    config = tmp_path / "serving.yaml"
+    config.write_text("max-running-requests: 1\ncuda_graph_max_bs: 1\nchunked_prefill_size: 4\n")
+    ran = run("replay", S01, "--config", str(config))
+    assert "KVC-B03" in ran.out
+    assert "KVC-B04" in ran.out
+    assert f"from config: {config}" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("text", "fragment"),
+    [
+        ("- a\n", "expected server arguments"),
+        ("a: [", "not YAML"),
+        ("model_path: x\n", "holds none of the arguments"),
+        ("max_running_requests: eight\n", "must be an integer, found 'eight'"),
+        ("max_running_requests: 8\nmax_prefill_tokens: 0\n", "max_prefill_tokens must be positive"),
+    ],
+)
+def test_a_bad_config_is_refused(run: Run, tmp_path: Path, text: str, fragment: str) -> None:
+    config = tmp_path / "serving.yaml"
+    config.write_text(text)
+    ran = run("replay", S01, "--config", str(config))
+    assert ran.code == 4
+    assert fragment in ran.err
