@@ -96,6 +96,8 @@ def read_pickle(data: bytes, where: str) -> Any:
 
 
 def _unsafe(name: str, where: str) -> TraceError:
+    # Old protocols write the name that the module had in Python 2.
+    name = name.replace("__builtin__.", "builtins.", 1)
     return TraceError(
         where,
         f"the pickle needs {printable(name)}, expected plain tensors, strings and numbers only",
@@ -104,19 +106,13 @@ def _unsafe(name: str, where: str) -> TraceError:
 
 
 def _refuse_unsafe(data: bytes, where: str) -> None:
-    """Name the first thing that is not plain, before anything is interpreted."""
-    strings: list[str] = []
+    """Name the first function or class that is not plain, before anything is interpreted."""
     try:
         for opcode, argument, _ in pickletools.genops(data):
-            name = None
             if opcode.name in ("GLOBAL", "INST"):
                 name = str(argument).replace(" ", ".", 1)
-            elif opcode.name == "STACK_GLOBAL":
-                name = ".".join(strings[-2:])
-            elif isinstance(argument, str):
-                strings = [*strings[-1:], argument]
-            if opcode.name == "INST" or (name is not None and name not in _SAFE):
-                raise _unsafe(str(name), where)
+                if opcode.name == "INST" or name not in _SAFE:
+                    raise _unsafe(name, where)
     except TraceError:
         raise
     except Exception as error:  # genops raises whatever its argument readers raise
