@@ -43,13 +43,16 @@ def mark_complete() -> None:
 
 
 def _places() -> list[Path]:
-    here = Path(__file__).resolve().parent
-    places = [here / "__pycache__"]
+    places = [_package_cache()]
     given = os.environ.get("NUMBA_CACHE_DIR")
     if given:
         places.insert(0, Path(given))
     user = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     return [*places, Path(user) / "kvcanary"]
+
+
+def _package_cache() -> Path:
+    return Path(__file__).resolve().parent / "__pycache__"
 
 
 def _is_writable(folder: Path) -> bool:
