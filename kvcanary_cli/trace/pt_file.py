@@ -52,7 +52,9 @@ def load_dictionary(path: Path) -> dict[str, Any]:
             if byteorder is not None and archive.read(byteorder) != b"little":
                 raise TraceError(name, "the tensors are not little endian", hint=_AGAIN)
     except _ZIP_ERRORS as error:
-        raise TraceError(name, f"the file is truncated or damaged ({error})", hint=_AGAIN) from None
+        raise DamagedTraceError(
+            name, f"the file is truncated or damaged ({error})", hint=_AGAIN
+        ) from None
     except OSError as error:
         # zipfile seeks to wherever a damaged directory points.
         raise DamagedTraceError(name, f"the file cannot be read ({error})", hint=_AGAIN) from None

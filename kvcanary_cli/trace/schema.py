@@ -79,11 +79,13 @@ _KINDS = (
         "draft_token_num:int? worker:str? draft_step:int? raw_bs:int? landed:json? "
         "row_as_read:json? tree:json? namespaces:strs?",
     ),
-    _kind("map", "map", "row:int start:int slots:ints"),
+    # req is ours: the request that last ran in the row, whose publishes take positions from it.
+    _kind("map", "map", "row:int start:int slots:ints req:str?"),
     _kind("alloc", "alloc", "owner:str slots:ints"),
     _kind("free", "alloc", "owner:str slots:ints reason:str?"),
     _kind("own", "alloc", "from:str owner:str slots:ints entry:str?"),
-    _kind("history", "history", "req:str start:int ids:ints"),
+    # kv_pos and kv are ours: fingerprints last recorded at these positions of the request.
+    _kind("history", "history", "req:str start:int ids:ints kv_pos:ints? kv:ints?"),
     _kind("finish", "request", "req:str"),
     _kind("retract", "request", "req:str"),
     _kind("abort", "request", "req:str"),
@@ -91,8 +93,9 @@ _KINDS = (
     _kind(
         "publish",
         "prefix",
-        # start and prev_slot are ours: where slots that begin within a prefix stand.
-        "entry:str req:str? slots:ints? namespace:str? start:int? prev_slot:int?",
+        # Ours: where slots that begin within a prefix stand (start, prev_slot), and which of them
+        # the tree has given back since the entry was published (gone).
+        "entry:str req:str? slots:ints? namespace:str? start:int? prev_slot:int? gone:ints?",
     ),
     _kind("unpublish", "prefix", "entry:str req:str? slots:ints? namespace:str?"),
     _kind("match", "prefix", "req:str entry:str slots:ints tier:str? namespace:str?"),
@@ -135,11 +138,13 @@ _KINDS = (
         "sidecar_hash", "sidecar_hash", "phase:str step:int slots:ints hash:ints name:str pool:str?"
     ),
     # Ours: the canary rows that slots hold, written at the head of a cut (docs/trace-format.md).
+    # Of the slots, unlinked are tree nodes without a link, unhashed were written without a
+    # fingerprint (absent: those whose real_kv_hash is 0), unknown hold what no event shows.
     _kind(
         "canary_rows",
         "canary_rows",
         "worker:str pool:str half:str slots:ints token:ints position:ints prev_hash:ints "
-        "real_kv_hash:ints written_at:ints? unlinked:ints?",
+        "real_kv_hash:ints written_at:ints? unlinked:ints? unhashed:ints? unknown:ints?",
     ),
 )
 

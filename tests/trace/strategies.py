@@ -124,7 +124,9 @@ class _Maker:
             if not f.required and self.maybe():
                 continue
             match f.name:
-                case "slots" | "shared":
+                case "kv_pos" | "kv":
+                    continue
+                case "slots" | "shared" | "gone":
                     out[f.name] = self.slots()
                 case "row":
                     out[f.name] = self.draw(st.integers(0, self.rows - 1))
