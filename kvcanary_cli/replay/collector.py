@@ -205,12 +205,12 @@ class Collector:
                 "disagree",
                 hint="rerun with --backend reference, and report this trace",
             )
+        if self._ring_room is not None:
+            kept = min(self._ring_room, count)
+            self.ring_lost += count - kept
+            self._ring_room -= kept
+            found = explain.first_rows(found, kept)
         for part in found:
-            if self._ring_room is not None:
-                kept = min(self._ring_room, len(part.index))
-                self.ring_lost += len(part.index) - kept
-                self._ring_room -= kept
-                part = part.head(kept)
             if len(part.index):
                 key = (endpoint.group_index, part.check)
                 self._parts.setdefault(key, []).append((int(endpoint.tag), part))
@@ -248,13 +248,13 @@ class Collector:
 
     def _check_tree(self, forward: Forward) -> None:
         """A tree node belongs one position after its parent, which the linear assert cannot see."""
-        positions = forward.batch.positions.numpy()[: len(forward.token_row)]
+        positions = forward.positions[: len(forward.token_row)]
         for group_index, lane in enumerate(self._lanes):
             slots = self.token_slots(group_index)
             hit = np.flatnonzero((positions != forward.true_positions) & (slots >= 0))
             if not len(hit):
                 continue
-            ids = forward.batch.input_ids.numpy()[hit]
+            ids = forward.input_ids[hit]
             found = LaunchFindings(
                 CHAIN_POSITION,
                 hit,
@@ -306,7 +306,7 @@ class Collector:
         if found.check != VERIFY:
             return forward.token_row[found.index]
         entries = forward.prefix
-        if lane.kind is PoolKind.SWA:
+        if lane.window:
             entries = np.minimum(entries, lane.window)
         row_of_entry: Ints = np.repeat(np.arange(len(entries), dtype=np.int64), entries)
         return row_of_entry[found.index]
@@ -316,7 +316,7 @@ class Collector:
         if found.check == INPUT_ASSERT:
             return np.zeros(len(found.index), dtype=np.bool_)
         if found.check == CHAIN_POSITION:
-            ids = forward.batch.input_ids.numpy()[found.index]
+            ids = forward.input_ids[found.index]
             expected = ids if self.expected is None else self.expected[found.index]
             right = found.columns["position"] == forward.true_positions[found.index]
             seam: NDArray[np.bool_] = right & (ids == expected)

@@ -203,6 +203,18 @@ def explain_write(
     return [_findings(check, cells) for check, cells in found.items() if cells]
 
 
+def first_rows(found: list[LaunchFindings], count: int) -> list[LaunchFindings]:
+    """What the first ``count`` ring rows of a launch hold.
+
+    The ring goes entry by entry; where one entry gives two rows, the parts are in ring order.
+    """
+    part = np.repeat(np.arange(len(found)), [len(each.index) for each in found])
+    index = np.concatenate([each.index for each in found]) if found else part
+    kept = np.lexsort((part, index))[:count]
+    heads = np.bincount(part[kept], minlength=len(found)).tolist()
+    return [each.head(head) for each, head in zip(found, heads, strict=True)]
+
+
 def _findings(check: str, cells: list[dict[str, int]]) -> LaunchFindings:
     columns: dict[str, NDArray[Any]] = {
         name: np.array([cell[name] for cell in cells], dtype=np.int64) for name in cells[0]

@@ -27,14 +27,17 @@ class Forward:
     Attributes:
         event: Its ``i``.
         step, worker, mode, draft_step: As recorded.
-        reqs: Request of each batch row, None = padding.
+        reqs: Request of each batch row, None = padding. Padding rows stand last, whatever place
+            they had in the recording: the write plan takes the batch's tail as padding.
         rows: [bs] request table row as recorded (``batch`` may read through other rows).
         prefix: [bs] positions read by each row.
         extend: [bs] tokens written by each row, 0 for padding rows.
         token_row: [num_tokens] batch row of each token that a row writes; tokens past it are
             padding.
         true_positions: [len(token_row)] position at which each token belongs.
-        batch: For the manager.
+        input_ids: [num_tokens] on the host, 0 where tokens were not recorded.
+        positions: [num_tokens] on the host.
+        batch: For the manager, which may move it to a device.
         row_as_read: Row to the cells that the forward saw, where they differ from the table.
         tree: Flat parent indices within the row, -1 = the prefix, or None.
     """
@@ -50,6 +53,8 @@ class Forward:
     extend: Ints
     token_row: Ints
     true_positions: Ints
+    input_ids: Ints
+    positions: Ints
     batch: ForwardBatch
     row_as_read: dict[int, list[int]]
     tree: Ints | None
@@ -58,11 +63,6 @@ class Forward:
     def is_draft(self) -> bool:
         return self.worker == "draft"
 
-    @property
-    def out_cache_loc(self) -> Ints:
-        loc: Ints = self.batch.out_cache_loc.numpy()
-        return loc
-
 
 def _tensor(values: Ints) -> torch.Tensor:
     import torch
@@ -70,6 +70,39 @@ def _tensor(values: Ints) -> torch.Tensor:
     if not values.flags.writeable or not values.flags.c_contiguous:
         values = values.copy()
     return torch.from_numpy(values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Which recorded rows and tokens a batch takes, and in which order; None = as recorded."""
+
+    rows: Ints | None = None
+    tokens: Ints | None = None
+
+    @classmethod
+    def of(cls, rows: Ints, tokens_per_row: Ints, num_tokens: int) -> _Order:
+        """Active rows first, padding rows last, each kind in its recorded order.
+
+        Args:
+            rows: [bs] request table rows, 0 = padding.
+            tokens_per_row: [bs] tokens of each row, padding rows included.
+            num_tokens: Tokens recorded.
+        """
+        if not num_tokens and not tokens_per_row.any():
+            # An idle batch that names rows but runs no token neither reads nor writes.
+            none = np.empty(0, dtype=np.int64)
+            return cls(none, none)
+        padding = rows == 0
+        if not (padding[:-1] & ~padding[1:]).any():
+            return cls()
+        token_is_padding = np.repeat(padding, tokens_per_row)
+        return cls(np.argsort(padding, kind="stable"), np.argsort(token_is_padding, kind="stable"))
+
+    def of_rows(self, values: Ints) -> Ints:
+        return values if self.rows is None else values[self.rows]
+
+    def of_tokens(self, values: Ints) -> Ints:
+        return values if self.tokens is None else values[self.tokens]
 
 
 def read_forward(segment: Segment, k: int) -> Forward:
@@ -82,36 +115,40 @@ def read_forward(segment: Segment, k: int) -> Forward:
     Raises:
         NotImplementedError: KVC-R11 for a mode that the canary has no rule for.
     """
-    import torch
 
     table = segment.tables["forward"]
     row = int(segment.row[k])
+    mode = ForwardMode[segment.text("forward", "forward_mode", row) or ""]
 
     def ints(name: str) -> Ints:
         values = table.get_ints(name, row)
         assert values is not None
         return values
 
-    def optional(name: str) -> torch.Tensor | None:
-        values = table.get_ints(name, row)
-        return None if values is None else _tensor(values)
+    order = _Order.of(
+        ints("req_pool_indices"), _recorded_tokens(segment, row, mode), len(ints("positions"))
+    )
 
-    mode = ForwardMode[segment.text("forward", "forward_mode", row) or ""]
+    def lens(name: str) -> torch.Tensor | None:
+        values = table.get_ints(name, row)
+        return None if values is None else _tensor(order.of_rows(values))
+
     worker = segment.text("forward", "worker", row) or "target"
-    codes = table.columns["reqs"].span(row).tolist()
+    codes = order.of_rows(table.columns["reqs"].span(row)).tolist()
     reqs = [None if code < 0 else segment.strings[code] for code in codes]
-    positions = _tensor(ints("positions"))
-    input_ids = optional("input_ids")
+    positions = order.of_tokens(ints("positions"))
+    recorded_ids = table.get_ints("input_ids", row)
+    # Without recorded tokens every row holds token 0: links and positions still check.
+    input_ids = np.zeros_like(positions) if recorded_ids is None else order.of_tokens(recorded_ids)
     batch = ForwardBatch(
         forward_mode=mode,
-        req_pool_indices=_tensor(ints("req_pool_indices")),
-        seq_lens=_tensor(ints("seq_lens")),
-        # Without recorded tokens every row holds token 0: links and positions still check.
-        input_ids=torch.zeros_like(positions) if input_ids is None else input_ids,
-        positions=positions,
-        out_cache_loc=_tensor(ints("out_cache_loc")),
-        extend_prefix_lens=optional("extend_prefix_lens"),
-        extend_seq_lens=optional("extend_seq_lens"),
+        req_pool_indices=_tensor(order.of_rows(ints("req_pool_indices"))),
+        seq_lens=_tensor(order.of_rows(ints("seq_lens"))),
+        input_ids=_tensor(input_ids),
+        positions=_tensor(positions),
+        out_cache_loc=_tensor(order.of_tokens(ints("out_cache_loc"))),
+        extend_prefix_lens=lens("extend_prefix_lens"),
+        extend_seq_lens=lens("extend_seq_lens"),
         draft_token_num=table.get_int("draft_token_num", row) or 0,
         req_ids=tuple(reqs),
         raw_batch_size=table.get_int("raw_bs", row),
@@ -121,13 +158,14 @@ def read_forward(segment: Segment, k: int) -> Forward:
     landed = segment.json("forward", "landed", row) if "landed" in table.columns else None
     if landed is not None:
         kind = PoolKind.SWA if landed["pool"] == "swa" else PoolKind.FULL
-        batch.landed = {kind: torch.tensor(landed["slots"], dtype=torch.int64)}
+        slots = order.of_tokens(np.array(landed["slots"], dtype=np.int64))
+        batch.landed = {kind: _tensor(slots)}
     as_read = segment.json("forward", "row_as_read", row) if "row_as_read" in table.columns else {}
     tree = segment.json("forward", "tree", row) if "tree" in table.columns else None
     rows = batch.req_pool_indices.numpy()
     prefix, extend, token_row = _row_lengths(batch, rows)
     draft_step = table.get_int("draft_step", row)
-    parents = None if tree is None else np.array(tree["parent"], dtype=np.int64)
+    parents = None if tree is None else order.of_tokens(np.array(tree["parent"], dtype=np.int64))
     return Forward(
         event=int(segment.index[k]),
         step=table.get_int("step", row) or 0,
@@ -142,10 +180,27 @@ def read_forward(segment: Segment, k: int) -> Forward:
         true_positions=_true_positions(
             batch, worker, draft_step or 0, prefix, extend, token_row, parents
         ),
+        input_ids=input_ids,
+        positions=positions,
         batch=batch,
         row_as_read={int(key): cells for key, cells in (as_read or {}).items()},
         tree=parents,
     )
+
+
+def _recorded_tokens(segment: Segment, row: int, mode: ForwardMode) -> Ints:
+    """[bs] tokens of each recorded row, padding rows included."""
+    table = segment.tables["forward"]
+    extends = table.get_ints("extend_seq_lens", row)
+    if extends is not None:
+        return extends
+    bs = len(table.columns["reqs"].span(row))
+    each = 1
+    if mode is ForwardMode.TARGET_VERIFY:
+        each = table.get_int("draft_token_num", row) or 0
+    elif mode is ForwardMode.IDLE and not len(table.columns["positions"].span(row)):
+        each = 0
+    return np.full(bs, each, dtype=np.int64)
 
 
 def _row_lengths(batch: ForwardBatch, rows: Ints) -> tuple[Ints, Ints, Ints]:

@@ -62,7 +62,7 @@ def expected_tokens(
         [num_tokens], or None where nothing is compared: verification trees and inner draft steps
         hold proposals (specification 5.4).
     """
-    actual: NDArray[np.int64] = forward.batch.input_ids.numpy()
+    actual: NDArray[np.int64] = forward.input_ids
     mode = forward.mode
     if mode is ForwardMode.TARGET_VERIFY or (forward.is_draft and mode is ForwardMode.DECODE):
         return None
