@@ -101,7 +101,8 @@ def _write_kernel(
         begin = tl.load(write_offsets_ptr + row, mask=in_use, other=0)
         end = tl.load(write_offsets_ptr + row + 1, mask=in_use, other=0)
         begin = tl.minimum(tl.maximum(begin, 0), num_tokens)
-        num_entries = tl.maximum(tl.minimum(end, num_tokens) - begin, 0)
+        end = tl.maximum(tl.minimum(end, num_tokens), begin)
+        num_entries = end - begin
 
         seed = tl.load(write_seeds_ptr + row, mask=in_use, other=-1)
         seeded = (num_entries > 0) & (seed >= 0) & (seed < num_slots)
