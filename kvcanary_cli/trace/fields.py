@@ -12,6 +12,7 @@ from kvcanary_cli.trace.schema import Field, FieldType
 
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 _SHOWN_CHARS = 40
+_ONLY_INT = {int}
 
 
 class FieldError(ValueError):
@@ -57,19 +58,18 @@ def check_value(f: Field, value: Any) -> Any:
     Raises:
         FieldError: It has not.
     """
-    match f.type:
-        case FieldType.INT:
-            good = is_int64(value)
-        case FieldType.BOOL:
-            good = isinstance(value, bool)
-        case FieldType.STR:
-            good = isinstance(value, str)
-        case FieldType.STRS:
-            good = isinstance(value, list) and all(v is None or isinstance(v, str) for v in value)
-        case FieldType.INTS:
-            return _check_ints(f, value)
-        case FieldType.JSON:
-            good = True
+    # The most frequent types first: this runs for every field of every event.
+    kind = f.type
+    if kind is FieldType.INTS:
+        return _check_ints(f, value)
+    if kind is FieldType.INT:
+        good = is_int64(value)
+    elif kind is FieldType.STR:
+        good = isinstance(value, str)
+    elif kind is FieldType.STRS:
+        good = isinstance(value, list) and all(v is None or isinstance(v, str) for v in value)
+    else:
+        good = kind is FieldType.JSON or isinstance(value, bool)
     if not good:
         null = "; leave the field out instead" if value is None and not f.required else ""
         raise FieldError(
@@ -79,23 +79,23 @@ def check_value(f: Field, value: Any) -> Any:
 
 
 def _check_ints(f: Field, value: Any) -> array[int]:
+    if isinstance(value, list):
+        # True and False would pass as integers below, so the exact type is asked for first.
+        if value and set(map(type, value)) != _ONLY_INT:
+            bad = next(k for k, item in enumerate(value) if type(item) is not int)
+            raise _item_error(f, bad, value[bad])
+        try:
+            return array("q", value)
+        except OverflowError:
+            bad = next(k for k, item in enumerate(value) if not is_int64(item))
+            raise _item_error(f, bad, value[bad]) from None
     if isinstance(value, array) and value.typecode == "q":
         return value
     if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu":
         if value.dtype == np.uint64 and len(value) and int(value.max()) > _INT64_MAX:
             raise FieldError(f"'{f.name}' must hold 64-bit signed integers", f.name)
         return array("q", value.astype(np.int64).tobytes())
-    if not isinstance(value, list):
-        raise FieldError(f"'{f.name}' must be {f.type.value}, found {describe(value)}", f.name)
-    # True and False pass as integers below, so the exact type is asked for first.
-    if value and set(map(type, value)) != {int}:
-        bad = next(k for k, item in enumerate(value) if type(item) is not int)
-        raise _item_error(f, bad, value[bad])
-    try:
-        return array("q", value)
-    except OverflowError:
-        bad = next(k for k, item in enumerate(value) if not is_int64(item))
-        raise _item_error(f, bad, value[bad]) from None
+    raise FieldError(f"'{f.name}' must be {f.type.value}, found {describe(value)}", f.name)
 
 
 def _item_error(f: Field, position: int, item: Any) -> FieldError:

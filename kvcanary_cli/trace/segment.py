@@ -183,7 +183,7 @@ class _KindBuilder:
 
     code: int
     known: dict[str, Field]
-    required: list[Field]
+    required: frozenset[str]
     rows: int = 0
     columns: dict[str, _ColumnBuilder] = field(default_factory=dict)
 
@@ -191,7 +191,9 @@ class _KindBuilder:
     def new(cls, name: str, code: int) -> _KindBuilder:
         spec = KINDS.get(name)
         fields = [*COMMON_FIELDS, *(spec.fields if spec is not None else ())]
-        return cls(code, {f.name: f for f in fields}, [f for f in fields if f.required])
+        return cls(
+            code, {f.name: f for f in fields}, frozenset(f.name for f in fields if f.required)
+        )
 
     def column(self, name: str, field_type: FieldType) -> _ColumnBuilder:
         column = self.columns.get(name)
@@ -199,6 +201,15 @@ class _KindBuilder:
             column = self.columns[name] = _ColumnBuilder.new(field_type, self.rows)
         column.present.append(1)
         return column
+
+
+def _check_required(
+    name: str, kind: _KindBuilder, event: dict[str, Any], *, tokens_absent: bool
+) -> None:
+    for f in kind.known.values():
+        excused = tokens_absent and f.name == "input_ids"
+        if f.required and f.name not in event and not excused:
+            raise FieldError(f"'{name}' lacks the field '{f.name}' ({f.type.value})", f.name)
 
 
 class SegmentBuilder:
@@ -254,9 +265,8 @@ class SegmentBuilder:
         if type(index) is not int or not -(1 << 63) <= index < 1 << 63:
             raise FieldError(f"'i' must be a 64-bit integer, found {describe(index)}", "i")
         kind = self._kinds.get(name) or _KindBuilder.new(name, len(self._kinds))
-        for f in kind.required:
-            if f.name not in event and not (tokens_absent and f.name == "input_ids"):
-                raise FieldError(f"'{name}' lacks the field '{f.name}' ({f.type.value})", f.name)
+        if not kind.required <= event.keys():
+            _check_required(name, kind, event, tokens_absent=tokens_absent)
         checked = []
         extra = {}
         for key, value in event.items():
@@ -272,32 +282,29 @@ class SegmentBuilder:
         if extra:
             self._put(kind.column(EXTRA, FieldType.JSON), extra)
         kind.rows += 1
-        for column in kind.columns.values():
-            if len(column.present) < kind.rows:
-                column.skip()
+        if len(checked) + bool(extra) < len(kind.columns):
+            for column in kind.columns.values():
+                if len(column.present) < kind.rows:
+                    column.skip()
         self._kind.append(kind.code)
         self._index.append(index)
         self._row.append(kind.rows - 1)
 
     def _put(self, column: _ColumnBuilder, value: Any) -> None:
-        count = 1
-        match column.type:
-            case FieldType.INT | FieldType.BOOL:
-                column.values.append(int(value))
-            case FieldType.STR:
-                column.values.append(self.intern(value))
-            case FieldType.JSON:
-                column.values.append(self.intern(json.dumps(value, ensure_ascii=False)))
-            case FieldType.INTS:
-                column.values.extend(value)
-                count = len(value)
-            case FieldType.STRS:
-                codes = [NULL_CODE if v is None else self.intern(v) for v in value]
-                column.values.extend(codes)
-                count = len(codes)
-        if column.offsets is not None:
-            column.offsets.append(len(column.values))
-        self.value_count += count
+        kind, values, offsets = column.type, column.values, column.offsets
+        if offsets is None:
+            if kind is FieldType.STR:
+                value = self.intern(value)
+            elif kind is FieldType.JSON:
+                value = self.intern(json.dumps(value, ensure_ascii=False))
+            values.append(value)
+            self.value_count += 1
+            return
+        if kind is FieldType.STRS:
+            value = [NULL_CODE if v is None else self.intern(v) for v in value]
+        values.extend(value)
+        offsets.append(len(values))
+        self.value_count += len(value)
 
     def finish(self) -> Segment:
         """The collected events as a segment; the builder is empty afterwards."""
