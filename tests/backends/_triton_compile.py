@@ -224,7 +224,7 @@ def compile_variant(variant: Variant, target: str) -> dict[str, Any]:
 def main(targets: list[str]) -> int:
     for variant in collect_variants():
         for target in targets:
-            print(json.dumps(compile_variant(variant, target)), flush=True)
+            sys.stdout.write(json.dumps(compile_variant(variant, target)) + "\n")
     return 0
 
 

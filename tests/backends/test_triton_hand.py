@@ -1,4 +1,4 @@
-"""The triton backend on hand-made cases: requests that touch each other, slot 0, sources, set-up."""
+"""The triton backend on hand-made cases: requests that clash, slot 0, sources, set-up."""
 
 from __future__ import annotations
 
@@ -70,9 +70,7 @@ class _Rig:
         return WritePlan(
             write_offsets=_i64(*offsets).to(self.device),
             write_seed_slot_indices=_i64(*seeds).to(self.device),
-            write_num_valid_reqs=torch.tensor(
-                [len(seeds)], dtype=torch.int32, device=self.device
-            ),
+            write_num_valid_reqs=torch.tensor([len(seeds)], dtype=torch.int32, device=self.device),
         )
 
     def write(
@@ -84,7 +82,9 @@ class _Rig:
         **more: Any,
     ) -> None:
         """Write ``entries`` of (token, position, slot)."""
-        ids, positions, locs = (_i64(*column).to(self.device) for column in zip(*entries))
+        ids, positions, locs = (
+            _i64(*column).to(self.device) for column in zip(*entries, strict=True)
+        )
         get_backend("triton").write(
             **self.context(kernel_kind),
             plan=self.write_plan(offsets, seeds),
@@ -110,7 +110,7 @@ class _Rig:
     def verify(self, entries: list[tuple[int, int, int, int]], kernel_kind: int = 0) -> None:
         """Verify ``entries`` of (slot, expected token, position, predecessor)."""
         slots, tokens, positions, prevs = (
-            _i64(*column).to(self.device) for column in zip(*entries)
+            _i64(*column).to(self.device) for column in zip(*entries, strict=True)
         )
         get_backend("triton").verify(
             **self.context(kernel_kind),
@@ -215,12 +215,14 @@ def test_source_that_starts_at_an_odd_byte(rig: _Rig) -> None:
         "real_kv_hash_mode": RealKvHashMode.ALL,
     }
     hashes = [
-        get_backend("triton").real_kv_hash(
+        get_backend("triton")
+        .real_kv_hash(
             real_kv_sources=[
                 RealKvSource(tensor=t, page_size=1, num_bytes_per_token=32, read_bytes=32)
             ],
             **arguments,
-        ).item()
+        )
+        .item()
         for t in (data[1:].view(2, 32), data[1:].clone().view(2, 32))
     ]
     assert hashes[0] == hashes[1] != 0

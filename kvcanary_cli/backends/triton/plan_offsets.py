@@ -97,7 +97,15 @@ def _plan_offsets_kernel(
 
         seeded = active & (num_write > 0) & (prefix > 0)
         slots, noted = load_slots(
-            req_to_token_ptr, lut_ptr, pool_row, row_len, lut_len, prefix - 1, seeded, noted, HAS_LUT
+            req_to_token_ptr,
+            lut_ptr,
+            pool_row,
+            row_len,
+            lut_len,
+            prefix - 1,
+            seeded,
+            noted,
+            HAS_LUT,
         )
         tl.store(write_seeds_ptr + row, tl.where(seeded, slots, _CHAIN_HEAD), mask=mask)
         record_faults(fault_ptr, noted)

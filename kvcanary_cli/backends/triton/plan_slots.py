@@ -1,4 +1,4 @@
-"""Slots of request rows, translated into the group's own pool: shared by both plan kernels (3.1)."""
+"""Slots of request rows, translated into the group's pool: shared by both plan kernels (3.1)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def load_slots(
         [n] int64 slots, 0 where masked off or where the table does not know the slot, which is
         merged into ``noted``; negative slots pass untranslated.
     """
-    slots = tl.load(
-        req_to_token_ptr + pool_rows * row_len + columns, mask=mask, other=0
-    ).to(tl.int64)  # fmt: skip
+    slots = tl.load(req_to_token_ptr + pool_rows * row_len + columns, mask=mask, other=0).to(
+        tl.int64
+    )
     if HAS_LUT:
         translated = mask & (slots >= 0)
         known = translated & (slots < lut_len)

@@ -233,7 +233,7 @@ def launch_real_kv_kernel(
     real_kv_hash_mode: RealKvHashMode,
     fault: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Fingerprint ``slots``; see ``Backend.real_kv_hash``. Safe under graph capture with ``fault``."""
+    """Fingerprint ``slots``; see ``Backend.real_kv_hash``. With ``fault``, safe to capture."""
     check_real_kv_args(slots=slots, real_kv_sources=real_kv_sources)
     hashes = torch.empty_like(slots)
     num_entries = int(slots.shape[0])

@@ -186,7 +186,7 @@ def launch_verify_kernel(
     check_verify_expected_token: bool = True,
     fault: torch.Tensor | None = None,
 ) -> None:
-    """Check the planned entries; see ``Backend.verify``. Safe under graph capture with ``fault``."""
+    """Check the planned entries; see ``Backend.verify``. With ``fault``, safe to capture."""
     check_verify_args(
         canary_buf=canary_buf,
         plan=plan,

@@ -65,7 +65,7 @@ _PADDING_SLOT = tl.constexpr(PADDING_SLOT)
 
 @triton.jit
 def _mark(marks_ptr, slots, mask, WRITTEN: tl.constexpr):
-    """Set each slot's WRITTEN or SEEDED bit; return the two bits from before, 0 where masked off."""
+    """Set each slot's WRITTEN or SEEDED bit; return its two bits from before, 0 where masked."""
     shift = (slots % 32) * 2
     one = tl.zeros_like(slots) + (1 if WRITTEN else 2)
     old = tl.atomic_or(marks_ptr + slots // 32, one << shift, mask=mask, sem="relaxed")
