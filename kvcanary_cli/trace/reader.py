@@ -86,7 +86,7 @@ class TraceReader(ABC):
         """Hex digest of the input's bytes; of a folder's manifest and segments in order.
 
         Raises:
-            TraceError: It is stdin and has not been read to its end.
+            TraceError: It is a pipe and has not been read to its end.
         """
 
 
@@ -104,13 +104,16 @@ def open_trace(path: str | os.PathLike[str]) -> TraceReader:
     """
     name = os.fspath(path)
     if name == STDIN:
-        return _StdinReader(sys.stdin.buffer)
+        return _StreamReader(sys.stdin.buffer, "<stdin>")
     place = Path(name)
     try:
         if place.is_dir():
             from kvcanary_cli.trace.folder_reader import FolderReader
 
             return FolderReader(place)
+        if place.is_fifo() or place.is_char_device():
+            # What is read from it once is gone: `kvcanary trace info <(ssh host cat t.jsonl)`.
+            return _StreamReader(place.open("rb"), name)
         with place.open("rb") as file:
             head = file.read(8)
     except OSError as error:
@@ -190,11 +193,11 @@ class _JsonlReader(TraceReader):
         return self._digest
 
 
-class _StdinReader(TraceReader):
-    """JSONL on stdin, plain or zstd; it can be read once."""
+class _StreamReader(TraceReader):
+    """JSONL, plain or zstd, on stdin or from a named pipe; it can be read once."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__("<stdin>")
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        super().__init__(name)
         self._hasher = hashlib.sha256()
         self._begun = self._ended = False
         chunks = read_chunks(file, self._seen)
@@ -220,7 +223,7 @@ class _StdinReader(TraceReader):
         if self._begun:
             raise TraceError(
                 self.name,
-                "a trace on stdin can be read only once, and this command reads it again",
+                "a trace from a pipe can be read only once, and this command reads it again",
                 hint="save it to a file first",
             )
         self._begun = True
@@ -230,7 +233,7 @@ class _StdinReader(TraceReader):
 
     def sha256(self) -> str:
         if not self._ended:
-            raise TraceError(self.name, "stdin has not been read to its end", hint=None)
+            raise TraceError(self.name, "it has not been read to its end", hint="save it to a file")
         return self._hasher.hexdigest()
 
 

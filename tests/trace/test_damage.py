@@ -7,10 +7,13 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvcanary_cli.trace.convert import convert
 from kvcanary_cli.trace.errors import TraceError
-from tests.trace.helpers import SCENARIOS, read_events, small_trace, write_trace
+from tests.trace.helpers import SCENARIOS, read_events, small_trace, write_jsonl, write_trace
+from tests.trace.strategies import JSON_VALUES, Event, traces
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,6 +79,47 @@ def test_flipped_characters_of_a_jsonl_never_escape(tmp_path: Path) -> None:
         path.write_bytes(bad)
         refused += _outcome(path) is None
     assert refused > 100
+
+
+_VALUES = st.one_of(
+    JSON_VALUES,
+    st.sampled_from([[], [0], [-1, 1 << 62], [None], ["A", None], 0, -1, 1 << 63, "", {}, [[]]]),
+    st.lists(st.integers(-2, 50), max_size=6),
+    st.sampled_from(["EXTEND", "DECODE", "IDLE", "TARGET_VERIFY", "DRAFT_EXTEND_V2", "PREBUILT"]),
+)
+
+
+@given(trace=traces(max_events=6), data=st.data())
+@settings(max_examples=250, deadline=None)
+def test_events_with_fields_exchanged_are_refused_in_place_or_kept(
+    tmp_path_factory: pytest.TempPathFactory,
+    trace: tuple[dict[str, Any], list[Event]],
+    data: st.DataObject,
+) -> None:
+    header, events = trace
+    if not events:
+        return
+    changed = data.draw(st.integers(0, len(events) - 1))
+    for _ in range(data.draw(st.integers(1, 3))):
+        name = data.draw(st.sampled_from(sorted(events[changed])))
+        match data.draw(st.sampled_from(["replace", "remove", "item"])):
+            case "replace":
+                events[changed][name] = data.draw(_VALUES)
+            case "remove" if len(events[changed]) > 1:
+                del events[changed][name]
+            case "item" if isinstance(events[changed][name], list):
+                events[changed][name].append(data.draw(_VALUES))
+    path = write_jsonl(tmp_path_factory.mktemp("t") / "a.jsonl", header, events)
+    refused_line = None
+    try:
+        got = read_events(path)
+    except TraceError as error:
+        refused_line = int(error.where.rpartition(":")[2])
+    if refused_line is None:
+        assert got == events
+    else:
+        # An 'i' or step that is too large makes an event behind it the wrong one.
+        assert refused_line >= changed + 2
 
 
 def _state(tmp_path: Path) -> tuple[Path, dict[str, Any]]:

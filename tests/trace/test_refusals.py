@@ -423,6 +423,17 @@ def test_events_of_an_undeclared_family_are_noted(tmp_path: Path) -> None:
     ]
 
 
+def test_kinds_without_end_are_refused(tmp_path: Path) -> None:
+    header, _ = small_trace()
+    for count in (1000, 1001, 2500):
+        events = [{"kind": f"x{k}", "i": k} for k in range(count)]
+        path = write_jsonl(tmp_path / "a.jsonl", header, events)
+        if count == 1000:
+            assert read_events(path) == events
+        else:
+            assert "more than 1000 unknown kinds" in _refusal(path).message
+
+
 def test_paths_that_cannot_be_opened(tmp_path: Path) -> None:
     assert "cannot be read: No such file" in _refusal(tmp_path / "none.jsonl").message
     (tmp_path / "folder").mkdir()

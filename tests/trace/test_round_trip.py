@@ -186,6 +186,14 @@ def test_a_failed_conversion_leaves_everything_as_it_was(tmp_path: Path, suffix:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", f"c{suffix}"]
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_trace_can_be_converted_onto_itself(tmp_path: Path, suffix: str) -> None:
+    header, events = small_trace()
+    path = write_trace(tmp_path / f"a{suffix}", header, events)
+    convert(path, path, overwrite=True)
+    assert read_events(path) == events
+
+
 def test_the_suffix_must_name_a_form(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"expected one of \.jsonl"):
         open_writer(tmp_path / "a.json", small_trace()[0])

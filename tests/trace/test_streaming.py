@@ -154,6 +154,22 @@ def test_stdin_is_read_once(compressed: bool) -> None:
     assert "can be read only once" in out["again"]
 
 
+def test_a_named_pipe_is_read_like_stdin(tmp_path: Path) -> None:
+    header, events = small_trace()
+    path = tmp_path / "a.jsonl"
+    os.mkfifo(path)
+    data = jsonl_text(header, events).encode()
+    with subprocess.Popen(
+        ["tee", str(path)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as tee:
+        assert tee.stdin is not None
+        tee.stdin.write(data)
+        tee.stdin.close()
+        out = json.loads(_python(_FROM_STDIN.replace('"-"', repr(str(path)))))
+    assert out["events"] == events
+    assert out["sha256"] == hashlib.sha256(data).hexdigest()
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
