@@ -54,6 +54,7 @@ class Tally:
 
 
 UNKNOWN_ROW = "slot holds content from before the recording"
+UNMAPPED = "the request table was not recorded there"
 OVERFLOW = "verify plan overflow (KVC-B08)"
 
 
@@ -64,6 +65,8 @@ class Collector:
         active: Whether violations are worked out; the launches run either way.
         forward: The forward under way, None in a sweep.
         expected: [num_tokens] expected input tokens of the forward, or None.
+        keeps_plans: Whether ``plan_slots`` is kept.
+        plan_slots: FULL-pool slots that the forward under way reads, in plan order.
         drop_overflow: Capacity above which a group is left unverified, as upstream does; None =
             verify all.
     """
@@ -77,6 +80,7 @@ class Collector:
         table: ViolationTable,
         tally: Tally,
         ring_capacity: int | None,
+        partial_table: bool,
     ) -> None:
         self.active = True
         self.forward: Forward | None = None
@@ -92,6 +96,11 @@ class Collector:
         self._table = table
         self._tally = tally
         self._ring_room = ring_capacity
+        # Whether cells of the request table that hold 0 may only be unrecorded ones.
+        self._partial_table = partial_table
+        self.keeps_plans = False
+        self.plan_slots: Ints = np.empty(0, dtype=np.int64)
+        self._row_lineage: dict[int, Ints] = {}
         self._parts: dict[tuple[int, str], list[tuple[int, LaunchFindings]]] = {}
         self._locs: dict[int, Ints] = {}
         self._seeds: SeedRows | None = None
@@ -102,6 +111,8 @@ class Collector:
         """Take out what cannot be checked: content from before the recording, tree links."""
         lane = self._lanes[group_index]
         count = int(verify_plan.verify_num_valid.item())
+        if self.keeps_plans and lane.kind is PoolKind.FULL:
+            self.plan_slots = verify_plan.verify_slot_indices[:count].cpu().numpy().copy()
         if self.drop_overflow is not None and count > self.drop_overflow:
             verify_plan.enable.zero_()
             self._tally.skip(OVERFLOW, count)
@@ -110,29 +121,46 @@ class Collector:
             self._tally.entries_verified += count
             tokens = verify_plan.verify_expected_tokens[:count]
             self._tally.token_entries += int((tokens != -1).sum())
-        if lane.unknown is None and not lane.any_unlinked:
+        self._row_lineage.pop(group_index, None)
+        if not (self._partial_table or lane.any_unlinked or lane.unknown is not None):
             return
         slots = verify_plan.verify_slot_indices[:count]
         prevs = verify_plan.verify_prev_slot_indices[:count]
         host_slots, host_prevs = slots.cpu().numpy(), prevs.cpu().numpy()
-        if lane.any_unlinked:
-            mask = lane.unlinked[host_slots]
-            self._tally.chain_unlinked += int(mask.sum())
-            prevs[_mask(mask, prevs)] = 0
+        mask = lane.says_nothing(host_slots, host_prevs)
+        self._tally.chain_unlinked += int(mask.sum())
+        prevs[_mask(mask, prevs)] = 0
+        unmapped = int((host_slots == 0).sum()) if self._partial_table else 0
+        skipped = unmapped
         if lane.unknown is not None:
             mask = lane.unknown[host_slots] & (host_slots != 0)
             slots[_mask(mask, slots)] = 0
             unknown_prev = (host_prevs > 0) & lane.unknown[np.maximum(host_prevs, 0)]
             prevs[_mask(unknown_prev, prevs)] = 0
-            skipped = int(mask.sum())
-            if self.active:
-                self._tally.entries_verified -= skipped
-                self._tally.skip(UNKNOWN_ROW, skipped)
-            rows = int(write_plan.write_num_valid_reqs.item())
-            seeds = write_plan.write_seed_slot_indices[:rows]
-            host_seeds = seeds.cpu().numpy()
-            mask = (host_seeds > 0) & lane.unknown[np.maximum(host_seeds, 0)]
-            seeds[_mask(mask, seeds)] = -1
+            skipped += int(mask.sum())
+        if self.active:
+            self._tally.entries_verified -= skipped
+            self._tally.skip(UNMAPPED, unmapped)
+            self._tally.skip(UNKNOWN_ROW, skipped - unmapped)
+        self._start_lineages(group_index, lane, write_plan)
+
+    def _start_lineages(self, group_index: int, lane: Lane, write_plan: WritePlan) -> None:
+        """Let rows that follow unknown content begin a chain of their own."""
+        rows = int(write_plan.write_num_valid_reqs.item())
+        seeds = write_plan.write_seed_slot_indices[:rows]
+        host_seeds = seeds.cpu().numpy()
+        unknown = np.zeros(rows, dtype=np.bool_)
+        if self._partial_table:
+            unknown |= host_seeds == 0
+        if lane.unknown is not None:
+            unknown |= (host_seeds > 0) & lane.unknown[np.maximum(host_seeds, 0)]
+        fresh = [lane.new_lineage() for _ in range(int(unknown.sum()))]
+        if lane.lineage is None:
+            return
+        lineage = np.where(host_seeds > 0, lane.lineage[np.maximum(host_seeds, 0)], 0)
+        lineage[unknown] = fresh
+        seeds[_mask(unknown, seeds)] = -1
+        self._row_lineage[group_index] = lineage
 
     def before_verify(self, endpoint: Endpoint, plan: VerifyPlan) -> None:
         self._index.zero_()
@@ -222,6 +250,20 @@ class Collector:
         locs = self._locs[group_index][: self._tokens_in_use()]
         written: Ints = locs[locs >= 0]
         return written
+
+    def all_slots(self, group_index: int) -> Ints:
+        """Physical slots whose bytes the forward writes, those of padding rows too."""
+        return self._locs[group_index]
+
+    def note_lineage(self, group_index: int) -> None:
+        """Give the rows that the forward wrote the lineage of what they follow."""
+        lineage = self._row_lineage.get(group_index)
+        lane = self._lanes[group_index]
+        if lineage is None or lane.lineage is None or self.forward is None:
+            return
+        slots = self.token_slots(group_index)
+        written = slots >= 0
+        lane.lineage[slots[written]] = lineage[self.forward.token_row[written]]
 
     def token_slots(self, group_index: int) -> Ints:
         """Physical slot of each token that a row writes, negative = not written."""

@@ -1,8 +1,7 @@
 """Replay: a trace's events in order through the pool model and the canary.
 
-A forward is taken in two halves (``worker``): HEAD at its event, TAIL as late as possible, before
-the next event that touches canary rows or KV bytes, so that fingerprints taken after the forward
-are there. A sweep that the trace recorded runs when its last fingerprint has been read.
+A forward is taken in two halves (``worker``): HEAD at its event, TAIL before the next event that is
+no fingerprint taken after it. A sweep that the trace recorded runs when its last fingerprint has been read.
 """
 
 from __future__ import annotations
@@ -13,10 +12,11 @@ import numpy as np
 
 from kvcanary_cli.backends import get_backend
 from kvcanary_cli.capacities.checks import check_plan_rows
-from kvcanary_cli.replay import copies
+from kvcanary_cli.replay import copies, cut_restore
 from kvcanary_cli.replay.capacity import NOT_CHECKED, for_manager
 from kvcanary_cli.replay.collector import Tally
 from kvcanary_cli.replay.coverage import blind_to
+from kvcanary_cli.replay.cut_header import within_cut
 from kvcanary_cli.replay.forwards import Forward, read_forward
 from kvcanary_cli.replay.options import Mode, RealData, ReplayOptions
 from kvcanary_cli.replay.pool import PoolState
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from kvcanary_cli.replay.watcher import Watcher
     from kvcanary_cli.trace.header import TraceHeader
     from kvcanary_cli.trace.reader import TraceReader
     from kvcanary_cli.trace.segment import Segment
@@ -57,10 +58,15 @@ class Replay:
     """One trace's replay. Use ``replay_trace``; the state is public for ``cut``."""
 
     def __init__(
-        self, header: TraceHeader, options: ReplayOptions, capacities: Capacities = NOT_CHECKED
+        self,
+        header: TraceHeader,
+        options: ReplayOptions,
+        capacities: Capacities = NOT_CHECKED,
+        watcher: Watcher | None = None,
     ) -> None:
+        self.watcher = watcher
         self.header = header
-        self.options = options
+        self.options = options = within_cut(options, header)
         self.capacities = capacities
         self.backend = get_backend(options.backend)
         strict = options.strict_upstream
@@ -87,9 +93,10 @@ class Replay:
         self.stopped_at_step: int | None = None
         self.notes: list[str] = []
         self._unsupported: dict[str, int] = {}
-        self._skipped_layers = 0
-        self._kv_layer: int | None = None
+        self._skipped_layers = self._skipped_sweeps = 0
+        self.kv_layer: int | None = None
         self._last_step: int | None = None
+        self._past: dict[tuple[str, int | None], bool] = {}
         self._last_checked: int | None = None
         self._sweep_due: tuple[int, int] | None = None
         self._last_sweep: int | None = None
@@ -132,6 +139,8 @@ class Replay:
             self.flush()
         except _Stop:
             pass
+        if self.watcher is not None:
+            self.watcher.ended()
 
     def feed(self, segment: Segment) -> None:
         """Apply the events of one segment."""
@@ -139,13 +148,30 @@ class Replay:
         handlers = [self._handlers.get(name) for name in names]
         kinds, rows = segment.kind.tolist(), segment.row.tolist()
         for k, (kind, row) in enumerate(zip(kinds, rows, strict=True)):
-            handler = handlers[kind]
-            if handler is None:
-                continue
+            if self._waiting and not self._belongs_behind(segment, names[kind], row):
+                self.flush_forwards()
             if self._sweep_due is not None and names[kind] not in self._passive:
                 self._run_due_sweep(segment, k, kind)
-            handler(segment, k, row)
+            if self.watcher is not None and names[kind] != "forward":
+                self.watcher.event(segment, k, names[kind], row)
+            handler = handlers[kind]
+            if handler is not None:
+                handler(segment, k, row)
         self.events += len(kinds)
+
+    @property
+    def _waiting(self) -> bool:
+        return any(worker.pending is not None for worker in self.workers.values())
+
+    def _belongs_behind(self, segment: Segment, kind: str, row: int) -> bool:
+        """Whether an event is a fingerprint taken after the forward that waits for its TAIL."""
+        if kind not in ("kv_hash", "sidecar_hash"):
+            return False
+        step = segment.tables[kind].get_int("step", row)
+        return segment.text(kind, "phase", row) == "after" and any(
+            worker.pending is not None and worker.pending.step == step
+            for worker in self.workers.values()
+        )
 
     def flush(self) -> None:
         """Finish the forward and the sweep that wait for what stands behind them."""
@@ -170,9 +196,11 @@ class Replay:
                 table=self.pool.table,
                 histories=self.pool.histories,
                 swa_window=self.header.pool.swa_window,
+                partial_table="map" not in self.header.records or self.header.starts_mid_run,
                 violations=self.violations,
                 tally=self.tally,
             )
+            worker.collector.keeps_plans = self.watcher is not None
         return worker
 
     def _forward(self, segment: Segment, k: int, row: int) -> None:
@@ -184,14 +212,22 @@ class Replay:
             return
         forward = read_forward(segment, k)
         self._count(forward)
-        if self.options.past_last_step(forward.step):
-            raise _Stop
+        self._stop_if_all_past(forward)
         for table_row, req in zip(forward.rows.tolist(), forward.reqs, strict=True):
             if req is not None:
                 self.requests.add(req)
                 self.pool.row_of[req] = table_row
         active = self.options.checks_step(forward.step)
-        overflows = self.worker(forward.worker).begin(forward, active=active)
+        worker = self.worker(forward.worker)
+        overflows = worker.begin(forward, active=active)
+        if self.watcher is not None:
+            collector = worker.collector
+            self.watcher.begun(
+                forward,
+                collector.plan_slots,
+                np.repeat(np.arange(len(forward.rows), dtype=np.int64), forward.prefix),
+                [collector.token_slots(index) for index in range(len(worker.lanes))],
+            )
         if not active:
             return
         self.checked_forwards += 1
@@ -200,6 +236,13 @@ class Replay:
             self.checked_steps += 1
             self._last_checked = forward.step
         self._note_capacity(forward, overflows)
+
+    def _stop_if_all_past(self, forward: Forward) -> None:
+        """Stop reading when every worker that ran is past the last step to check."""
+        lane = (forward.worker, forward.draft_step)
+        self._past[lane] = self.options.past_last_step(forward.step)
+        if all(self._past.values()):
+            raise _Stop
 
     def _count(self, forward: Forward) -> None:
         self.forwards += 1
@@ -230,7 +273,10 @@ class Replay:
         if forward is None:
             return
         self._keep_kv(worker, forward)
+        before = len(self.violations.chunks)
         found = worker.finish()
+        if self.watcher is not None:
+            self.watcher.finished(forward, self.violations.chunks[before:])
         self._stop_if_raising(found, forward.step)
         interval = self.options.sweep_interval
         if interval and worker.worker == TARGET and not self.options.strict_upstream:
@@ -257,9 +303,16 @@ class Replay:
         self._sweep_due = None
         if not self.options.checks_step(step):
             return
+        if "alloc" not in self.header.records:
+            # The index may still name slots that were evicted and handed out again.
+            self._skipped_sweeps += 1
+            return
         entries = self.pool.prefixes.entries()
         self.sweeps += 1
+        before = len(self.violations.chunks)
         found = self.worker(TARGET).sweep(entries, self.pool.lut, step=step, event=event)
+        if self.watcher is not None:
+            self.watcher.swept(step, event, self.violations.chunks[before:])
         self._stop_if_raising(found, step)
 
     # Fingerprints.
@@ -281,11 +334,16 @@ class Replay:
         self.kv_hashes += len(slots)
         phase = segment.text("kv_hash", "phase", row)
         step = table.get_int("step", row) or 0
-        place = self._lane_index(segment.text("kv_hash", "pool", row))
+        pool = segment.text("kv_hash", "pool", row)
+        half = segment.text("kv_hash", "half", row) or "k"
+        if pool is not None and not copies.is_device_pool(pool):
+            if self._is_compared(table.get_int("layer", row)):
+                self.tiers.set_prints(pool, half, *_last_of_each(slots, hashes))
+            return
+        place = self._lane_index(pool)
         if place is None:
             return
         worker, lane = place
-        half = segment.text("kv_hash", "half", row) or "k"
         waiting = worker.pending
         is_after = phase == "after" and waiting is not None and waiting.step == step
         if not is_after:
@@ -293,10 +351,7 @@ class Replay:
         recorded = self.options.sweep_interval is None and not self.options.strict_upstream
         if phase == "sweep" and recorded:
             self._sweep_due = (step, int(segment.index[k]))
-        layer = table.get_int("layer", row)
-        if self._kv_layer is None:
-            self._kv_layer = layer
-        if layer != self._kv_layer:
+        if not self._is_compared(table.get_int("layer", row)):
             self._skipped_layers += len(slots)
             return
         if half not in worker.lanes[lane].kv:
@@ -306,6 +361,12 @@ class Replay:
             worker.note_after_hash(lane, half, slots, hashes)
         else:
             worker.adopt(lane, half, slots, hashes)
+
+    def _is_compared(self, layer: int | None) -> bool:
+        """Whether fingerprints of ``layer`` count: those of the first layer seen do."""
+        if self.kv_layer is None:
+            self.kv_layer = layer
+        return layer == self.kv_layer
 
     def flush_forwards(self) -> None:
         for worker in self.workers.values():
@@ -337,6 +398,9 @@ class Replay:
         assert target is not None
         assert start is not None
         self.pool.table[target, start : start + len(slots)] = slots
+        req = segment.text("map", "req", row)
+        if req is not None:
+            self.pool.row_of[req] = target
 
     def _lut(self, segment: Segment, k: int, row: int) -> None:
         table = segment.tables["lut"]
@@ -352,6 +416,7 @@ class Replay:
         if self.pool.histories is not None:
             req = segment.text("history", "req", row) or ""
             self.pool.histories.extend(req, table.get_int("start", row) or 0, ids)
+            cut_restore.restore_position_prints(self.pool.histories, segment, row)
 
     def _end(self, segment: Segment, k: int, row: int) -> None:
         req = segment.text(segment.kind_of(k), "req", row) or ""
@@ -385,7 +450,9 @@ class Replay:
             return
         start = table.get_int("start", row)
         if start is not None:
-            self.pool.prefixes.place(entry, slots, start, table.get_int("prev_slot", row) or -1)
+            prev_slot = table.get_int("prev_slot", row)
+            prev_slot = -1 if prev_slot is None else prev_slot
+            self.pool.prefixes.place(entry, slots, start, prev_slot, table.get_ints("gone", row))
             return
         req = segment.text("publish", "req", row)
         cells = None if req is None else self.pool.row_cells(req)
@@ -419,9 +486,9 @@ class Replay:
             if from_lane is lane:
                 lane.copy(src, dst, canary=canary)
             else:
-                self.tiers.save(from_lane, src, "between pools", dst, canary=canary)
+                self.tiers.save(from_lane, src, copies.BETWEEN_POOLS, dst, canary=canary)
                 self._note_lost(
-                    len(self.tiers.load("between pools", dst, lane, dst, canary=canary))
+                    len(self.tiers.load(copies.BETWEEN_POOLS, dst, lane, dst, canary=canary))
                 )
         elif origin is not None:
             self.tiers.save(origin[0].lanes[origin[1]], src, dst_pool, dst, canary=canary)
@@ -439,26 +506,7 @@ class Replay:
 
     def _canary_rows(self, segment: Segment, k: int, row: int) -> None:
         self.flush_forwards()
-        table = segment.tables["canary_rows"]
-        pool = segment.text("canary_rows", "pool", row)
-        worker = self.worker(segment.text("canary_rows", "worker", row) or TARGET)
-        lane = worker.lanes[1 if pool == "swa" and len(worker.lanes) > 1 else 0]
-        values = [table.get_ints(name, row) for name in ("token", "position", "prev_hash")]
-        slots, kv = table.get_ints("slots", row), table.get_ints("real_kv_hash", row)
-        assert slots is not None
-        assert kv is not None
-        rows = np.stack([*(v for v in values if v is not None), kv], axis=1)
-        lane.put_rows(slots, rows)
-        written_at = table.get_ints("written_at", row)
-        if written_at is not None:
-            lane.set_write_order(slots, written_at)
-        unlinked = table.get_ints("unlinked", row)
-        if unlinked is not None:
-            lane.unlink(unlinked)
-        for prints in lane.kv.values():
-            prints.set(slots, kv)
-            # 0 is "no fingerprint": the first one seen then counts.
-            prints.unhashed[slots] = kv == 0
+        cut_restore.restore_rows(self, segment, k, row)
 
     # The result.
 
@@ -537,6 +585,20 @@ class Replay:
         ]
         if self._skipped_layers:
             notes.append(f"{self._skipped_layers} fingerprints of further layers were not compared")
+        if self._skipped_sweeps:
+            notes.append(
+                f"{self._skipped_sweeps} sweeps did not run: without the alloc family it is not "
+                "known which slots the prefix index still holds"
+            )
+        if self.header.pool.swa_slots and self.pool.lut is None:
+            notes.append("translations to the SWA pool were not recorded: its rows are not checked")
+        if "map" not in self.header.records:
+            notes.append("the request table was not recorded: prefixes are not verified")
+        if len(self.violations) and "transfer" not in self.header.records:
+            notes.append(
+                "copies were not recorded: KV that was moved outside a forward looks like "
+                "corruption here"
+            )
         if self.pool.prefixes.unplaced:
             notes.append(
                 f"{self.pool.prefixes.unplaced} published slots have no known position: sweeps "
@@ -580,6 +642,7 @@ def replay_trace(
     options: ReplayOptions,
     capacities: Capacities = NOT_CHECKED,
     progress: Callable[[], None] | None = None,
+    watcher: Watcher | None = None,
 ) -> ReplayResult:
     """Replay one trace.
 
@@ -588,10 +651,11 @@ def replay_trace(
         options: What to check.
         capacities: Launch capacities, see ``replay.capacity``.
         progress: Called after each segment.
+        watcher: Told of every event, or None.
 
     Raises:
         InputError: The trace cannot be used.
     """
-    replay = Replay(reader.header, options, capacities)
+    replay = Replay(reader.header, options, capacities, watcher)
     replay.run(reader, progress)
     return replay.result(reader)
