@@ -1,0 +1,446 @@
+"""Reads launch commands: in shell scripts, in container definitions, or given directly.
+
+A launch command is ``python -m sglang.launch_server ...``, ``sglang serve ...``,
+``python -m sglang_router.launch_server ...`` or a path that ends in ``launch_server.py``, whatever
+stands before it (environment, nohup, docker run, ssh).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from kvcanary_cli.serving.read_raw import MAX_CONFIG_BYTES, RawEnv, RawOption, RawReading
+from kvcanary_cli.serving.read_yaml import compose, mark_place, read_yaml
+from kvcanary_cli.serving.shell_words import ShellError, Word, split_commands
+from kvcanary_cli.serving.values import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+LAUNCH_MODULES = frozenset({"sglang.launch_server", "sglang_router.launch_server"})
+_MODULE_FILE = re.compile(r"(^|[/\\])launch_server(\.py)?$")
+MENTIONS_LAUNCH = re.compile(
+    r"sglang\.launch_server|sglang_router\.launch_server|launch_server\.py"
+    r"|\bsglang\s+serve\b"
+)
+_IMAGE = re.compile(r"sglang[\w./-]*[:@]v?(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)")
+_PINNED = re.compile(r"sglang(?:\[[\w,]*\])?==(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)")
+_ENV = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_NEGATIVE_NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")
+#: A command inside a command inside ...: ssh, bash -c, docker.
+_MAX_NESTING = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A word and its place in the source."""
+
+    text: str
+    place: Place
+    unset: str = ""
+
+
+@dataclass(slots=True)
+class Launch:
+    """One launch command.
+
+    Attributes:
+        place: Where it begins.
+        words: What follows the module's name.
+        env: Environment variables that it or the script sets.
+        version: Version that an image tag or a pinned package names, or None.
+        broken: Place of a backslash that ends the command by accident, or None.
+        positional_model: Whether a first plain word is the model (``sglang serve MODEL``).
+    """
+
+    place: Place
+    words: list[Located]
+    env: dict[str, Located] = field(default_factory=dict)
+    version: tuple[str, Place] | None = None
+    broken: Place | None = None
+    positional_model: bool = False
+
+
+def read_words(words: Sequence[str], *, folder: Path | None = None) -> RawReading:
+    """Read ``-- python -m sglang.launch_server ...``.
+
+    Args:
+        words: The words after ``--``, as the shell left them.
+        folder: Where relative ``--config`` paths begin; None = the working folder.
+    """
+    reading = RawReading("command line", "command")
+    located = [Located(word, Place("command line", None, None)) for word in words]
+    launches: list[Launch] = []
+    _find_launch(located, {}, launches, None, 0)
+    if not launches:
+        if located and located[0].text.startswith("-"):
+            launches = [Launch(located[0].place, located)]
+        else:
+            reading.problem(
+                Place("command line"),
+                f"no launch command in {' '.join(words)[:200]!r}",
+                "expected python -m sglang.launch_server ... or sglang serve ...",
+            )
+            return reading
+    _read_launch(reading, launches[0], [folder] if folder else [])
+    return reading
+
+
+def read_script(text: str, name: str, *, pick: int | None = None) -> RawReading:
+    """Read a shell script, or any text that holds a launch command.
+
+    Args:
+        text: Its content.
+        name: How messages call it.
+        pick: Which launch command, from 1; None = the only one.
+    """
+    reading = RawReading(name, "command")
+    launches: list[Launch] = []
+    env: dict[str, Located] = {}
+    variables: dict[str, list[Word]] = {}
+    try:
+        commands = split_commands(text, variables=variables)
+    except ShellError as error:
+        reading.problem(Place(name, error.line, error.column), error.text)
+        return reading
+    for command in commands:
+        words = [Located(w.text, Place(name, w.line, w.column), w.unset) for w in command.words]
+        broken = command.broken_continuation
+        _find_launch(words, env, launches, Place(name, *broken) if broken else None, 0)
+    return _finish(reading, launches, text, pick)
+
+
+def read_container(text: str, name: str, *, pick: int | None = None) -> RawReading:
+    """Read a compose file or a Kubernetes manifest that holds a launch command."""
+    reading = RawReading(name, "command")
+    launches: list[Launch] = []
+    env: dict[str, Located] = {}
+    for document in _documents(text, reading):
+        for node in _mappings(document, 0):
+            _from_mapping(name, node, env, launches)
+    if reading.problems:
+        return reading
+    for launch in launches:
+        launch.env = {**env, **launch.env}
+    return _finish(reading, launches, text, pick)
+
+
+def _finish(reading: RawReading, launches: list[Launch], text: str, pick: int | None) -> RawReading:
+    name = reading.name
+    if not launches:
+        reading.problem(
+            Place(name, 1, 1),
+            "no launch command found",
+            "expected python -m sglang.launch_server ... or sglang serve ...",
+        )
+        return reading
+    if pick is None and len(launches) > 1:
+        places = ", ".join(f"{k} at {launch.place}" for k, launch in enumerate(launches, 1))
+        reading.problem(
+            launches[1].place,
+            f"{len(launches)} launch commands in one file ({places})",
+            "say which with --launch N",
+        )
+        return reading
+    if pick is not None and not 1 <= pick <= len(launches):
+        reading.problem(
+            launches[0].place,
+            f"--launch {pick}: the file holds {len(launches)} launch "
+            f"command{'s' if len(launches) > 1 else ''}",
+        )
+        return reading
+    launch = launches[(pick or 1) - 1]
+    if launch.version is None and (found := _IMAGE.search(text) or _PINNED.search(text)):
+        launch.version = (found.group(1), _place_at(name, text, found.start(1)))
+    _read_launch(reading, launch, [] if name == "stdin" else [Path(name).parent])
+    return reading
+
+
+def _place_at(name: str, text: str, at: int) -> Place:
+    return Place(name, text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at))
+
+
+def _documents(text: str, reading: RawReading) -> list[yaml.Node]:
+    try:
+        return [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node]
+    except (yaml.YAMLError, ValueError, RecursionError):
+        # Once more for a problem with a place; several documents are fine here, errors are not.
+        node = compose(text, reading)
+        return [] if node is None or reading.problems else [node]
+
+
+def _mappings(node: yaml.Node, depth: int) -> Iterator[yaml.MappingNode]:
+    if depth > 40:
+        return
+    if isinstance(node, yaml.MappingNode):
+        yield node
+        for _, value in node.value:
+            yield from _mappings(value, depth + 1)
+    elif isinstance(node, yaml.SequenceNode):
+        for child in node.value:
+            yield from _mappings(child, depth + 1)
+
+
+def _from_mapping(
+    name: str, node: yaml.MappingNode, env: dict[str, Located], launches: list[Launch]
+) -> None:
+    """Command and environment of one service or container."""
+    words: list[Located] = []
+    for wanted in ("entrypoint", "command", "args"):
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value == wanted:
+                words += _command_words(name, value)
+    own: dict[str, Located] = {}
+    for key, value in node.value:
+        if isinstance(key, yaml.ScalarNode) and key.value in ("environment", "env"):
+            own.update(_environment(name, value))
+    if words:
+        _find_launch(words, own, launches, None, 0)
+    elif own:
+        env.update(own)
+
+
+def _command_words(name: str, value: yaml.Node) -> list[Located]:
+    nodes = value.value if isinstance(value, yaml.SequenceNode) else [value]
+    out: list[Located] = []
+    for node in nodes:
+        if not isinstance(node, yaml.ScalarNode):
+            continue
+        place = mark_place(name, node)
+        if isinstance(value, yaml.ScalarNode):
+            try:
+                for command in split_commands(node.value):
+                    out += [Located(w.text, _inner(place, node, w), w.unset) for w in command.words]
+            except ShellError:
+                out.append(Located(node.value, place))
+        else:
+            out.append(Located(node.value, place))
+    return out
+
+
+def _inner(place: Place, node: yaml.ScalarNode, word: Word) -> Place:
+    """Line of a word inside a scalar; exact for block scalars, whose text begins a line below."""
+    below = 1 if node.style in ("|", ">") else 0
+    return Place(place.file, (place.line or 1) + below + word.line - 1, None)
+
+
+def _environment(name: str, value: yaml.Node) -> dict[str, Located]:
+    out: dict[str, Located] = {}
+    if isinstance(value, yaml.MappingNode):
+        for key, text in value.value:
+            if isinstance(key, yaml.ScalarNode) and isinstance(text, yaml.ScalarNode):
+                out[key.value] = Located(text.value, mark_place(name, text))
+    elif isinstance(value, yaml.SequenceNode):
+        for item in value.value:
+            if isinstance(item, yaml.ScalarNode) and (found := _ENV.match(item.value)):
+                out[found.group(1)] = Located(found.group(2), mark_place(name, item))
+            elif isinstance(item, yaml.MappingNode):
+                pair = {
+                    k.value: v
+                    for k, v in item.value
+                    if isinstance(k, yaml.ScalarNode) and isinstance(v, yaml.ScalarNode)
+                }
+                if "name" in pair and "value" in pair:
+                    out[pair["name"].value] = Located(
+                        pair["value"].value, mark_place(name, pair["value"])
+                    )
+    return out
+
+
+def _launch_start(words: Sequence[Located]) -> tuple[int, bool] | None:
+    """Index after the module's name, and whether it is ``sglang serve``."""
+    for k, word in enumerate(words):
+        text = word.text
+        before = words[k - 1].text if k else ""
+        if text in LAUNCH_MODULES and before == "-m":
+            return k + 1, False
+        if _MODULE_FILE.search(text) and "=" not in text and not text.startswith("-"):
+            return k + 1, False
+        if text == "serve" and re.search(r"(^|/)sglang$", before):
+            return k + 1, True
+    return None
+
+
+def _find_launch(
+    words: list[Located],
+    env: dict[str, Located],
+    launches: list[Launch],
+    broken: Place | None,
+    depth: int,
+) -> None:
+    """Add the launch command among ``words``, if any; note what else sets the environment."""
+    start = _launch_start(words)
+    if start is None:
+        for word in words:
+            if (
+                " " in word.text.strip()
+                and depth < _MAX_NESTING
+                and MENTIONS_LAUNCH.search(word.text)
+            ):
+                _find_nested(word, env, launches, depth)
+                return
+        _environment_of(words, env)
+        return
+    index, is_serve = start
+    own = dict(env)
+    _environment_of(words[:index], own)
+    version = None
+    for word in words[:index]:
+        if found := _IMAGE.search(word.text):
+            version = (found.group(1), word.place)
+    launches.append(
+        Launch(words[0].place, words[index:], own, version, broken, positional_model=is_serve)
+    )
+
+
+def _find_nested(
+    word: Located, env: dict[str, Located], launches: list[Launch], depth: int
+) -> None:
+    line, column = word.place.line or 1, word.place.column or 1
+    try:
+        commands = split_commands(word.text, line=line, column=column + 1)
+    except ShellError:
+        return
+    for command in commands:
+        inner = [
+            Located(w.text, Place(word.place.file, *_known(word.place, w)), w.unset)
+            for w in command.words
+        ]
+        _find_launch(inner, env, launches, None, depth + 1)
+
+
+def _known(place: Place, word: Word) -> tuple[int | None, int | None]:
+    return (None, None) if place.line is None else (word.line, word.column)
+
+
+def _environment_of(words: Sequence[Located], env: dict[str, Located]) -> None:
+    for word in words:
+        text = word.text
+        for prefix in ("--env=", "-e"):
+            if text.startswith(prefix) and "=" in text[len(prefix) :]:
+                text = text[len(prefix) :]
+        found = _ENV.match(text)
+        if found and found.group(1).startswith("SGLANG_"):
+            env[found.group(1)] = Located(found.group(2), word.place, word.unset)
+
+
+def _read_launch(reading: RawReading, launch: Launch, folders: list[Path]) -> None:
+    reading.version = launch.version
+    if launch.broken is not None:
+        reading.problem(
+            launch.broken,
+            "a backslash followed by blanks: the command ends on this line",
+            "remove the blanks after the backslash",
+        )
+    for name, value in launch.env.items():
+        reading.items.append(RawEnv(name, value.text, value.place))
+    options = list(_options(reading, launch))
+    _merge_config(reading, options, folders)
+    reading.items += options
+
+
+def _looks_like_option(text: str) -> bool:
+    return text.startswith("-") and len(text) > 1 and not _NEGATIVE_NUMBER.match(text)
+
+
+def _options(reading: RawReading, launch: Launch) -> Iterator[RawOption]:
+    """Group the words: an option takes the plain words up to the next option."""
+    words = launch.words
+    k = 0
+    while k < len(words):
+        word = words[k]
+        k += 1
+        if not _looks_like_option(word.text):
+            if launch.positional_model and k == 1:
+                yield RawOption("model-path", "command", (word,), word.place, group="command")
+                continue
+            reading.problem(
+                word.place,
+                f"{word.text!r} belongs to no option",
+                "the server says: unrecognized arguments; quote values that hold blanks",
+            )
+            continue
+        name, equals, joined = word.text.partition("=")
+        values: list[Located] = [Located(joined, word.place, word.unset)] if equals else []
+        while not equals and k < len(words) and not _looks_like_option(words[k].text):
+            values.append(words[k])
+            k += 1
+        yield RawOption(
+            name.removeprefix("--") if name.startswith("--") else name,
+            "command",
+            tuple(values),
+            word.place,
+            inline=bool(equals),
+            group="command",
+        )
+
+
+def _merge_config(reading: RawReading, options: list[RawOption], folders: list[Path]) -> None:
+    """Read the file of ``--config`` and put its options in front, as the server does (1.1)."""
+    found = [option for option in options if option.name == "config"]
+    if not found:
+        return
+    for option in found:
+        options.remove(option)
+    if any(option.inline for option in found):
+        reading.problem(
+            found[0].place,
+            "--config=FILE is not read by the server",
+            "write it as two words: --config FILE",
+        )
+        return
+    if len(found) > 1:
+        reading.problem(
+            found[1].place,
+            "--config is given twice",
+            "the server says: Multiple config files specified! Only one allowed.",
+        )
+        return
+    place, values = found[0].place, found[0].values
+    if not values:
+        reading.problem(place, "--config has no file after it")
+        return
+    for extra in values[1:]:
+        reading.problem(
+            extra.place, f"{extra.text!r} belongs to no option", "--config takes one file"
+        )
+    inner = _config_file(reading, values[0], folders)
+    if inner is not None:
+        reading.items += inner.items
+        reading.problems += inner.problems
+        reading.notices += inner.notices
+
+
+def _config_file(reading: RawReading, value: Located, folders: list[Path]) -> RawReading | None:
+    name = value.text
+    if not name.endswith((".yaml", ".yml")):
+        reading.problem(
+            value.place,
+            f"--config {name}: expected a .yaml or .yml file",
+            "the server says: Config file must be YAML format",
+        )
+        return None
+    places = [Path(name), *(folder / name for folder in folders)]
+    for path in places:
+        try:
+            if not path.is_file():
+                continue
+            if path.stat().st_size > MAX_CONFIG_BYTES:
+                reading.problem(value.place, f"--config {name}: larger than any configuration")
+                return None
+            text = path.read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError, ValueError) as error:
+            reading.problem(value.place, f"--config {name}: cannot be read: {error}")
+            return None
+        return read_yaml(text, str(path), group=f"{path}")
+    reading.problem(
+        value.place,
+        f"--config {name}: no such file",
+        "give the file as a source of its own, before the command",
+    )
+    return None

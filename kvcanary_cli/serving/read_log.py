@@ -1,0 +1,406 @@
+"""Reads a server log: arguments, ready line, memory, KV cache, graphs, batches, canary lines.
+
+Formats of all versions are in SPEC_SERVING_ARGS 4. A log may hold several starts: the last one
+counts. Ranks print the same line several times: per-rank values are kept by rank, and the smallest
+counts, because it is the one that overflows first.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kvcanary_cli.serving.log_batches import read_batch_line, read_canary_message
+from kvcanary_cli.serving.log_lines import PREFIX, log_lines
+from kvcanary_cli.serving.observed import Observations
+from kvcanary_cli.serving.read_raw import RawReading
+from kvcanary_cli.serving.read_repr import ReprError, parse_fields
+from kvcanary_cli.serving.values import Given, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from kvcanary_cli.serving.values import Kind
+
+_GIB = r"(\d{1,9}(?:\.\d{1,9})?)"
+_ARGS = re.compile(r"server_args=(?=ServerArgs\(|\{)")
+_READY = re.compile(
+    r"max_total_num_tokens=(\d{1,18})(?:, chunked_prefill_size=(-?\d{1,18}|None))?, "
+    r"max_prefill_tokens=(\d{1,18}), "
+    r"max_running_requests=(\d{1,18}), context_len=(\d{1,18})"
+    rf"(?:, available_(?:gpu|cpu)_mem={_GIB} GB)?"
+)
+_WEIGHTS_BEGIN = re.compile(rf"Load weight begin\. avail mem={_GIB} GB")
+_WEIGHTS_END = re.compile(rf"Load weight end\..*?avail mem={_GIB} GB(?:, mem usage={_GIB} GB)?")
+_POOL = re.compile(
+    r"(?:KV Cache is allocated\.|KV cache allocated\.)(?: dtype: (\S+?),)? #tokens: (\d{1,18}), "
+    rf"(?:K size: {_GIB} GB, V size: {_GIB} GB|KV size: {_GIB} GB)"
+)
+_POOL_END = re.compile(rf"Memory pool end\. avail mem={_GIB} GB")
+_SWA = re.compile(r"full_layer_tokens=(\d{1,18}), swa_layer_tokens=(\d{1,18})")
+_MAMBA = re.compile(r"Mamba Cache is allocated\. max_mamba_cache_size: (\d{1,18})")
+_MAMBA_CAP = re.compile(
+    r"max_running_requests is capped to (\d{1,18}) by the mamba state cache "
+    r"\(max_mamba_cache_size=(\d{1,18})"
+)
+_REDUCED = re.compile(
+    r"max_running_requests was reduced from (?:the )?requested (\d{1,18}) to (\d{1,18})"
+)
+_NUM_REQS = re.compile(r"finalized token capacity: max_num_reqs=(\d{1,18})")
+_CAPTURE_OLD = re.compile(r"Capture cuda graph bs (\[[\d, ]*\])")
+_CAPTURE_NEW = re.compile(
+    r"Capture target (?:decode|verify) .{1,40}?(?:begin|end)\..*?\bbs=(\[[\d, ]*\])"
+)
+_CAPTURE_TOKENS = re.compile(
+    r"Capture cuda graph num tokens (\[[\d, ]*\])"
+    r"|Capture target prefill .{1,40}?(?:begin|end)\..*?num_tokens=(\[[\d, ]*\])"
+)
+_ATTACH = re.compile(r"attach_canary_buffers: pool=(\S+) .*?n_groups=(\d{1,18})")
+_NO_ATTACHER = re.compile(r"no attacher registered for pool class (\w+)")
+_INSTALL = re.compile(
+    r"per_forward_verify_capacity=(\d{1,18}), per_forward_write_req_capacity=(\d{1,18}), "
+    r"per_forward_write_entry_capacity=(\d{1,18})"
+)
+_INSTALL_MODE = re.compile(r"CanaryConfig\(mode=(?:<CanaryMode\.\w+: '(\w+)'>|'?(\w+)'?)")
+_INSTALL_FIELD = re.compile(r"\b(ring_capacity|sweep_interval|n_buffer_groups)=(\d{1,18})")
+_INPUT_LIMIT = re.compile(
+    r"Input length \(\d+ tokens\) exceeds the maximum allowed length \((\d{1,18}) tokens\)"
+)
+_VERSION = re.compile(
+    r"(?:sglang(?:\[[\w,]*\])?==|sglang[ _]version[:= ]+'?\"?v?|lmsysorg/sglang:v)"
+    r"(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)",
+    re.IGNORECASE,
+)
+_MAX_DIGITS = 18
+#: Some part of each line that is read; the others are passed over at once.
+_TELLTALE = re.compile(
+    r"server_args=|max_total_num_tokens=|avail mem=|#tokens: |layer_tokens=|Mamba Cache|"
+    r"max_running_requests |max_num_reqs=|[Cc]anary|batch[.,\[ ]|Capture |sglang|pool class|"
+    r"exceeds the maximum allowed"
+)
+LOG_SIGNS = re.compile(
+    r"server_args=(?:ServerArgs\(|\{)|max_total_num_tokens=\d|KV Cache is allocated|"
+    r"(?:Prefill|Decode) batch|Capture [\w ]*graph|Load weight (?:begin|end)|Memory pool end|"
+    r"kv_canary violation|install_canary: |kv-canary: |\[canary\] step=|"
+    r"^\[\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d",
+    re.MULTILINE,
+)
+
+#: Facts of which the smallest over the ranks counts, and those that every rank states alike.
+_PER_RANK_SMALLEST = frozenset(
+    {
+        "kv_tokens",
+        "swa_kv_tokens",
+        "effective_max_running_requests",
+        "req_to_token_pool_size",
+        "avail_before_load_gib",
+        "avail_after_load_gib",
+        "avail_after_pool_gib",
+        "mamba_slots",
+        "k_gib",
+        "v_gib",
+        "kv_gib",
+        "canary_verify_capacity",
+        "canary_write_req_capacity",
+        "canary_write_entry_capacity",
+    }
+)
+
+
+@dataclass(slots=True)
+class _Start:
+    """What one start of the server stated."""
+
+    line: int
+    args: dict[str, Any] | None = None
+    args_place: Place | None = None
+    args_whole: bool = True
+    # Fact or option, then rank, then the statement.
+    said: dict[str, dict[str, Given]] = field(default_factory=dict)
+    ready: set[str] = field(default_factory=set)
+    observed: Observations = field(default_factory=Observations)
+
+    @property
+    def began(self) -> bool:
+        return bool(self.said) or bool(self.observed.batch_lines)
+
+
+class _LogReader:
+    def __init__(self, name: str) -> None:
+        self.reading = RawReading(name, "log")
+        self.start = _Start(1)
+        self.starts: list[_Start] = [self.start]
+        self.handlers: tuple[tuple[str, Callable[[str, str, Place], None]], ...] = (
+            ("server_args=", self._args),
+            ("max_total_num_tokens=", self._ready),
+            ("Load weight begin", self._weights_begin),
+            ("Load weight end", self._weights_end),
+            ("#tokens: ", self._pool),
+            ("Memory pool end", self._pool_end),
+            ("layer_tokens=", self._swa),
+            ("Mamba Cache", self._mamba),
+            ("max_running_requests ", self._reduced),
+            ("max_num_reqs=", self._num_reqs),
+            ("Capture ", self._capture),
+            ("attach_canary_buffers", self._attach),
+            ("no attacher registered", self._no_attacher),
+            ("per_forward_verify_capacity=", self._install),
+            ("maximum allowed length", self._input_limit),
+            ("sglang", self._version),
+        )
+
+    def new_start(self, line: int) -> None:
+        self.start = _Start(line)
+        self.starts.append(self.start)
+
+    def say(
+        self, name: str, value: Any, rank: str, place: Place, what: str, kind: Kind = "fact"
+    ) -> None:
+        """Note a statement; a rank's first one stands (a draft model repeats some lines)."""
+        ranks = self.start.said.setdefault(name, {})
+        ranks.setdefault(rank, Given(name, value, f"{place} ({what})", place, kind))
+
+    def line(self, text: str, number: int) -> None:
+        if not _TELLTALE.search(text):
+            return
+        place = Place(self.reading.name, number)
+        prefix = PREFIX.search(text)
+        rank = prefix.group(1).strip() if prefix else ""
+        if "batch" in text and (newest := read_batch_line(text, place, self.start.observed)):
+            self._at_most(newest, "the form of its batch lines", place)
+        if "anary" in text:
+            read_canary_message(text, place, self.start.observed)
+            if "kv-canary" in text or "install_canary" in text:
+                self.reading.oldest_version = ("0.5.13", f"{place}: the first with a canary")
+        for sign, handler in self.handlers:
+            if sign in text:
+                handler(text, rank, place)
+
+    def _at_most(self, version: str, why: str, place: Place) -> None:
+        known = self.reading.newest_version
+        if known is None or _numbers(version) < _numbers(known[0]):
+            self.reading.newest_version = (version, f"{why} at {place}")
+
+    def _args(self, text: str, rank: str, place: Place) -> None:
+        found = _ARGS.search(text)
+        if found is None:
+            return
+        try:
+            fields, whole = parse_fields(text, found.end())
+        except ReprError:
+            self.reading.notice("the server_args line cannot be read and is left out", place)
+            return
+        if self.start.began or (self.start.args is not None and fields != self.start.args):
+            self.new_start(place.line or 1)
+        self.start.args, self.start.args_place, self.start.args_whole = fields, place, whole
+        if text[found.end()] != "{":
+            self._at_most("0.5.18", "server_args=ServerArgs(...)", place)
+        else:
+            self.reading.oldest_version = ("0.5.20", f"server_args={{...}} at {place}")
+
+    def _ready(self, text: str, rank: str, place: Place) -> None:
+        found = _READY.search(text)
+        if found is None:
+            return
+        if rank in self.start.ready:
+            # The same rank is ready a second time: it was started again.
+            args, args_place = self.start.args, self.start.args_place
+            self.new_start(place.line or 1)
+            self.start.args, self.start.args_place = args, args_place
+        self.start.ready.add(rank)
+        tokens, chunk, prefill, running, context, memory = found.groups()
+        what = "ready line"
+        self._replace("kv_tokens", int(tokens), rank, place, what)
+        self._replace("effective_max_running_requests", int(running), rank, place, what)
+        self._replace("context_len", int(context), rank, place, what)
+        self._replace("max_prefill_tokens", int(prefill), rank, place, what, "resolved")
+        if chunk is not None:
+            value = None if chunk == "None" else int(chunk)
+            self._replace("chunked_prefill_size", value, rank, place, what, "resolved")
+        if memory is None:
+            self._at_most("0.4.6.post5", "the ready line has no available memory", place)
+
+    def _replace(
+        self, name: str, value: Any, rank: str, place: Place, what: str, kind: Kind = "fact"
+    ) -> None:
+        """The ready line is the last word on what it states."""
+        self.start.said.get(name, {}).pop(rank, None)
+        self.say(name, value, rank, place, what, kind)
+
+    def _weights_begin(self, text: str, rank: str, place: Place) -> None:
+        if found := _WEIGHTS_BEGIN.search(text):
+            if rank in self.start.ready:
+                self.new_start(place.line or 1)
+            self.say("avail_before_load_gib", float(found.group(1)), rank, place, "weights line")
+
+    def _weights_end(self, text: str, rank: str, place: Place) -> None:
+        found = _WEIGHTS_END.search(text)
+        if found is None:
+            return
+        self.say("avail_after_load_gib", float(found.group(1)), rank, place, "weights line")
+        if found.group(2):
+            self.say("weights_gib", float(found.group(2)), rank, place, "weights line")
+
+    def _pool(self, text: str, rank: str, place: Place) -> None:
+        found = _POOL.search(text)
+        if found is None or "upper bound" in text:
+            return
+        _, tokens, k_gib, v_gib, kv_gib = found.groups()
+        what = "KV cache line"
+        if rank in self.start.said.get("kv_tokens", {}):
+            return
+        self.say("kv_tokens", int(tokens), rank, place, what)
+        if k_gib is not None:
+            self.say("k_gib", float(k_gib), rank, place, what)
+            self.say("v_gib", float(v_gib), rank, place, what)
+        else:
+            self.say("kv_gib", float(kv_gib), rank, place, what)
+
+    def _pool_end(self, text: str, rank: str, place: Place) -> None:
+        if found := _POOL_END.search(text):
+            self.say("avail_after_pool_gib", float(found.group(1)), rank, place, "memory line")
+
+    def _swa(self, text: str, rank: str, place: Place) -> None:
+        found = _SWA.search(text)
+        if found is None:
+            return
+        what = "sliding-window line"
+        self.say("kv_tokens", int(found.group(1)), rank, place, what)
+        self.say("swa_kv_tokens", int(found.group(2)), rank, place, what)
+
+    def _mamba(self, text: str, rank: str, place: Place) -> None:
+        if found := _MAMBA.search(text):
+            self.say("mamba_slots", int(found.group(1)), rank, place, "state cache line")
+
+    def _reduced(self, text: str, rank: str, place: Place) -> None:
+        if found := _REDUCED.search(text):
+            what = "max_running_requests was reduced"
+            self.say("effective_max_running_requests", int(found.group(2)), rank, place, what)
+        elif found := _MAMBA_CAP.search(text):
+            what = "max_running_requests is capped"
+            self.say("effective_max_running_requests", int(found.group(1)), rank, place, what)
+            self.say("mamba_slots", int(found.group(2)), rank, place, what)
+
+    def _num_reqs(self, text: str, rank: str, place: Place) -> None:
+        if found := _NUM_REQS.search(text):
+            self.say(
+                "req_to_token_pool_size", int(found.group(1)), rank, place, "request pool line"
+            )
+
+    def _capture(self, text: str, rank: str, place: Place) -> None:
+        found = _CAPTURE_OLD.search(text) or _CAPTURE_NEW.search(text)
+        if found:
+            self.say("capture_bs", _integers(found.group(1)), rank, place, "graph capture line")
+        elif found := _CAPTURE_TOKENS.search(text):
+            tokens = _integers(found.group(1) or found.group(2))
+            self.say("capture_num_tokens", tokens, rank, place, "graph capture line")
+
+    def _attach(self, text: str, rank: str, place: Place) -> None:
+        if found := _ATTACH.search(text):
+            self.say("pool_class", found.group(1), rank, place, "canary buffers line")
+            self.say(
+                "canary_buffer_groups", int(found.group(2)), rank, place, "canary buffers line"
+            )
+
+    def _no_attacher(self, text: str, rank: str, place: Place) -> None:
+        if found := _NO_ATTACHER.search(text):
+            self.say("pool_class", found.group(1), rank, place, "the canary's refusal")
+
+    def _install(self, text: str, rank: str, place: Place) -> None:
+        found = _INSTALL.search(text)
+        if found is None:
+            return
+        what = "canary install line"
+        names = ("verify", "write_req", "write_entry")
+        for name, value in zip(names, found.groups(), strict=True):
+            self.say(f"canary_{name}_capacity", int(value), rank, place, what)
+        if mode := _INSTALL_MODE.search(text):
+            self.say("kv_canary", mode.group(1) or mode.group(2), rank, place, what, "resolved")
+        for name, value in _INSTALL_FIELD.findall(text):
+            match name:
+                case "sweep_interval":
+                    sweep = "kv_canary_sweep_interval"
+                    self.say(sweep, int(value), rank, place, what, "resolved")
+                case "ring_capacity":
+                    ring = "SGLANG_KV_CANARY_RING_CAPACITY"
+                    self.say(ring, int(value), rank, place, what, "resolved")
+                case _:
+                    self.say("canary_buffer_groups", int(value), rank, place, what)
+
+    def _input_limit(self, text: str, rank: str, place: Place) -> None:
+        if found := _INPUT_LIMIT.search(text):
+            self.say("max_req_input_len", int(found.group(1)), rank, place, "refused input")
+
+    def _version(self, text: str, rank: str, place: Place) -> None:
+        if self.reading.version is None and (found := _VERSION.search(text)):
+            self.reading.version = (found.group(1), place)
+
+    def finish(self) -> RawReading:
+        used = [start for start in self.starts if start.began or start.args is not None]
+        last = used[-1] if used else self.start
+        name = self.reading.name
+        if len(used) > 1:
+            lines = ", ".join(str(start.line) for start in used)
+            self.reading.notice(
+                f"{name}: {len(used)} starts (from lines {lines}); the last one counts"
+            )
+        if last.args is not None and last.args_place is not None:
+            if not last.args_whole:
+                self.reading.notice(
+                    f"the server_args line is cut after {len(last.args)} fields", last.args_place
+                )
+            self.reading.given += dump_values(last.args, last.args_place, "server_args line")
+        for fact, ranks in last.said.items():
+            self.reading.given.append(self._over_ranks(fact, ranks))
+        self.reading.observed = last.observed
+        if not self.reading.given and not last.observed.batch_lines and not last.observed.errors:
+            self.reading.notice(
+                f"{name}: no line of a server log that says anything about its setup"
+            )
+        return self.reading
+
+    def _over_ranks(self, fact: str, ranks: Mapping[str, Given]) -> Given:
+        given = list(ranks.values())
+        values = [one.value for one in given]
+        if fact in _PER_RANK_SMALLEST and len(set(values)) > 1:
+            smallest = min(given, key=lambda one: one.value)
+            if fact in ("kv_tokens", "effective_max_running_requests"):
+                self.reading.notice(
+                    f"{fact} differs between the ranks ({min(values)} to {max(values)}); "
+                    "the smallest counts",
+                    smallest.place,
+                )
+            return smallest
+        return given[0]
+
+
+def _integers(text: str) -> list[int]:
+    parts = [part.strip() for part in text.strip("[]").split(",")]
+    return [int(part) for part in parts if part.isdigit() and len(part) <= _MAX_DIGITS]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def dump_values(fields: Mapping[str, Any], place: Place, what: str) -> list[Given]:
+    """Resolved options of a dump under the names that the dump has."""
+    return [
+        Given(name, value, f"{place} ({what})", place, "resolved")
+        for name, value in fields.items()
+        if re.fullmatch(r"[A-Za-z_]\w*", name)
+    ]
+
+
+def read_log(text: str, name: str) -> RawReading:
+    """Read a server log.
+
+    Args:
+        text: Its content.
+        name: How messages call it.
+    """
+    reader = _LogReader(name)
+    for number, line in log_lines(text):
+        reader.line(line, number)
+    return reader.finish()
