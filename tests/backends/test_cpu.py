@@ -29,6 +29,7 @@ REFERENCE = ReferenceBackend()
 def always_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut even the smallest launch into ranges."""
     monkeypatch.setattr(cpu_backend, "MIN_PARALLEL_ENTRIES", 1)
+    monkeypatch.setattr(cpu_backend, "MIN_PARALLEL_TOKENS", 1)
     monkeypatch.setattr(threads, "_MIN_RANGE_ENTRIES", 1)
 
 
@@ -72,15 +73,15 @@ def test_stamps_wrap_around(cpu: Backend) -> None:
 
 def test_large_launches_equal_small_ones(cpu: Backend) -> None:
     """Plan, write and verify enough entries for threads; the same in slices below the threshold."""
-    requests, length = 40, 1000
+    requests, length = 140, 1000
     slots = torch.randperm(requests * length, generator=torch.Generator().manual_seed(5)) + 1
-    assert requests * length >= cpu_backend.MIN_PARALLEL_ENTRIES
+    assert requests * length >= cpu_backend.MIN_PARALLEL_TOKENS
     whole = _Written(cpu, slots.view(requests, length), at_once=requests)
-    sliced = _Written(cpu, slots.view(requests, length), at_once=4)
+    sliced = _Written(cpu, slots.view(requests, length), at_once=20)
     assert torch.equal(whole.buf, sliced.buf)
-    for spoilt in (7, 5000, 39999):
+    for spoilt in (7, 5000, 139999):
         whole.buf[slots[spoilt], 9] ^= 1
-    rows = [whole.verify(cpu, requests), whole.verify(cpu, 4)]
+    rows = [whole.verify(cpu, requests), whole.verify(cpu, 20)]
     # A spoilt position shows at the slot and in the successor's chain.
     assert len(rows[0]) == 5
     assert rows[0] == rows[1]

@@ -19,7 +19,12 @@ from kvcanary_cli.backends.cpu.parallel import ParallelWriter, verify_in_ranges
 from kvcanary_cli.backends.cpu.plan import plan_entries, plan_rows
 from kvcanary_cli.backends.cpu.real_kv import SourceTable, hash_range
 from kvcanary_cli.backends.cpu.scatter import scatter_ids
-from kvcanary_cli.backends.cpu.threads import MIN_PARALLEL_ENTRIES, run_all, split
+from kvcanary_cli.backends.cpu.threads import (
+    MIN_PARALLEL_ENTRIES,
+    MIN_PARALLEL_TOKENS,
+    run_all,
+    split,
+)
 from kvcanary_cli.backends.cpu.verify import verify_launch
 from kvcanary_cli.backends.cpu.write import write_launch
 
@@ -283,7 +288,7 @@ class CpuBackend:
         )
         options = (int(kernel_kind), sources.address, sources.count)
         packed = None
-        if num_tokens >= MIN_PARALLEL_ENTRIES:
+        if num_tokens >= MIN_PARALLEL_TOKENS:
             packed = self._writer.write(
                 rows,
                 requests,

@@ -18,7 +18,7 @@ import torch
 from kvcanary_cli.abi.constants import RING_FIELDS
 from kvcanary_cli.backends.cpu.threads import run_all, split
 from kvcanary_cli.backends.cpu.verify import verify_range
-from kvcanary_cli.backends.cpu.write import owns_slots, stamp_slots, write_requests
+from kvcanary_cli.backends.cpu.write import claim_slots, owns_seeds, write_requests
 
 if TYPE_CHECKING:
     from kvcanary_cli.abi.plans import VerifyPlan, WritePlan
@@ -135,24 +135,22 @@ class ParallelWriter:
     def _are_independent(
         self, num_slots: int, requests: Ints, parts: list[Ints], num_tokens: int, locs: int
     ) -> bool:
+        # One thread claims for all: stamps are so close together that two would fight for lines.
         offsets, seeds = requests
         with self._lock:
             first_stamp = self._next_stamps(num_slots, len(parts))
             stamps = self._stamps.data_ptr()
-            own = list(enumerate(parts, first_stamp))
-            tokens = (num_tokens, locs)
-            run_all(
-                stamp_slots,
-                [(stamps, stamp, num_slots, offsets, *part, *tokens) for stamp, part in own],
+            own = [
+                (stamps, stamp, first_stamp, num_slots)
+                for stamp in range(first_stamp, first_stamp + len(parts))
+            ]
+            return all(
+                claim_slots(*mine, offsets, *part, num_tokens, locs)
+                for mine, part in zip(own, parts, strict=True)
+            ) and all(
+                owns_seeds(*mine, offsets, seeds, *part, num_tokens)
+                for mine, part in zip(own, parts, strict=True)
             )
-            answers = run_all(
-                owns_slots,
-                [
-                    (stamps, stamp, first_stamp, num_slots, offsets, seeds, *part, *tokens)
-                    for stamp, part in own
-                ],
-            )
-        return all(answers)
 
     def _next_stamps(self, num_slots: int, count: int) -> int:
         """The first of ``count`` stamps above all that earlier launches left."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 # Handing a range to a thread costs some 30 us, about as long as 4,000 entries take.
 MIN_PARALLEL_ENTRIES = 1 << 15
+# A write must first be found to be free of dependences, which costs a sixth of writing it.
+MIN_PARALLEL_TOKENS = 1 << 17
 _MIN_RANGE_ENTRIES = 1 << 14
 # More ranges than threads, so that a thread that is held up doesn't hold up the launch.
 _RANGES_PER_THREAD = 4
@@ -30,19 +32,35 @@ def num_threads() -> int:
 
 def split(total: int) -> list[tuple[int, int]]:
     """Cut [0, total) into consecutive ranges worth a thread each."""
-    count = max(
-        1, min(num_threads() * _RANGES_PER_THREAD, total // _MIN_RANGE_ENTRIES, _MAX_RANGES)
-    )
-    bounds = [total * n // count for n in range(count + 1)]
+    wanted = min(num_threads() * _RANGES_PER_THREAD, _MAX_RANGES)
+    parts = max(1, min(wanted, total // _MIN_RANGE_ENTRIES))
+    bounds = [total * n // parts for n in range(parts + 1)]
     return list(pairwise(bounds))
 
 
 def run_all(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """``function(*call)`` for each call, on threads; results in order."""
+    """``function(*call)`` for each call, on threads; results in order.
+
+    The caller's thread works too, so on a busy machine nothing waits for a helper that has not been
+    given a core yet.
+    """
     global _pool
-    if _pool is None:
-        _pool = ThreadPoolExecutor(num_threads(), thread_name_prefix="kvcanary-kernel")
-    return list(_pool.map(lambda call: function(*call), calls))
+    results: list[Any] = [None] * len(calls)
+    numbers = count()
+
+    def work() -> None:
+        while (n := next(numbers)) < len(calls):
+            results[n] = function(*calls[n])
+
+    num_helpers = min(num_threads(), len(calls)) - 1
+    if num_helpers > 0 and _pool is None:
+        _pool = ThreadPoolExecutor(num_threads() - 1, thread_name_prefix="kvcanary-kernel")
+    helpers = [_pool.submit(work) for _ in range(num_helpers)] if _pool else []
+    work()
+    for helper in helpers:
+        if not helper.cancel():
+            helper.result()
+    return results
 
 
 def _forget_pool() -> None:

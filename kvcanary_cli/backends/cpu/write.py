@@ -210,29 +210,13 @@ def write_launch(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def stamp_slots(  # type: ignore[no-untyped-def]
-    stamps, stamp, num_slots, offsets, first, last, num_tokens, locs
+def claim_slots(  # type: ignore[no-untyped-def]
+    stamps, stamp, first_stamp, num_slots, offsets, first, last, num_tokens, locs
 ):
-    """Leave ``stamp`` (a byte) at every slot that requests [first, last) write."""
-    for r in range(first, last):
-        start, stop = _bounds(offsets, r, num_tokens)
-        for i in range(start, stop):
-            ahead = i + _PREFETCH_ENTRIES
-            if ahead < stop:
-                prefetch(stamps + load_i64(locs, ahead))
-            slot = load_i64(locs, i)
-            if 0 <= slot < num_slots:
-                store_u8(stamps, slot, stamp)
+    """Leave ``stamp`` (a byte) at every slot that requests [first, last) write.
 
-
-@kernel
-def owns_slots(  # type: ignore[no-untyped-def]
-    stamps, stamp, first_stamp, num_slots, offsets, seeds, first, last, num_tokens, locs
-):
-    """Whether requests [first, last) are alone with the slots that they write and start from.
-
-    To be asked when every range of the launch has left its stamp, from ``first_stamp`` on: where
-    two ranges write a slot, one of them finds the other's.
+    Returns:
+        False as soon as a slot bears another stamp of this launch, ``first_stamp`` or above.
     """
     for r in range(first, last):
         start, stop = _bounds(offsets, r, num_tokens)
@@ -241,8 +225,21 @@ def owns_slots(  # type: ignore[no-untyped-def]
             if ahead < stop:
                 prefetch(stamps + load_i64(locs, ahead))
             slot = load_i64(locs, i)
-            if 0 <= slot < num_slots and load_u8(stamps, slot) != stamp:
-                return False
+            if 0 <= slot < num_slots:
+                found = load_u8(stamps, slot)
+                if found >= first_stamp and found != stamp:
+                    return False
+                store_u8(stamps, slot, stamp)
+    return True
+
+
+@kernel
+def owns_seeds(  # type: ignore[no-untyped-def]
+    stamps, stamp, first_stamp, num_slots, offsets, seeds, first, last, num_tokens
+):
+    """Whether no other range of the launch claimed a seed of requests [first, last)."""
+    for r in range(first, last):
+        start, stop = _bounds(offsets, r, num_tokens)
         seed = load_i64(seeds, r)
         if start < stop and 0 <= seed < num_slots:
             found = load_u8(stamps, seed)
