@@ -160,7 +160,7 @@ def replay(
         real_data=RealData(kv_canary_real_data.value),
         sweep_interval=sweep_interval,
         ring_capacity=ring_capacity,
-        steps=_parse_steps(steps),
+        steps=parse_steps(steps),
         reqs=frozenset(req or ()),
         slots=frozenset(slot or ()),
         strict_upstream=strict_upstream,
@@ -258,7 +258,12 @@ def _render(
         out.print(part)
 
 
-def _parse_steps(text: str | None) -> tuple[int | None, int | None] | None:
+def parse_steps(text: str | None) -> tuple[int | None, int | None] | None:
+    """First and last step of ``--steps A:B``; None = no bound.
+
+    Raises:
+        UsageError: It is no range.
+    """
     if text is None:
         return None
     first, colon, last = text.partition(":")

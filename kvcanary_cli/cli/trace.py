@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from kvcanary_cli.cli.output import Output
+from kvcanary_cli.cli.trace_cut import CUT_EPILOG, cut
 from kvcanary_cli.errors import NothingCheckedError
 
 trace_app = typer.Typer(
@@ -144,3 +145,6 @@ def convert(
         out.note(conversion_line(result))
     else:
         out.print(conversion_line(result))
+
+
+trace_app.command("cut", epilog=CUT_EPILOG)(cut)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from kvcanary_cli.replay.lanes import get_rows, set_rows
 from kvcanary_cli.trace.schema import DEVICE_POOLS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from kvcanary_cli.replay.history import TokenHistories
@@ -20,9 +22,12 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
+BETWEEN_POOLS = "between pools"
+"""Where a copy between two device pools passes through."""
+
 
 @dataclass(slots=True)
-class _Stored:
+class StoredSlot:
     """What one slot of another tier holds: canary rows by buffer, fingerprints by half."""
 
     rows: dict[tuple[str, str], NDArray[np.int64]] | None
@@ -35,20 +40,21 @@ class Tiers:
     """Content of pools that are not the device's (host, remote), slot by slot."""
 
     def __init__(self) -> None:
-        self._slots: dict[tuple[str, int], _Stored] = {}
+        self._slots: dict[tuple[str, int], StoredSlot] = {}
 
     def save(self, lane: Lane, src: Ints, pool: str, dst: Ints, *, canary: bool) -> None:
         """Device slots ``src`` were copied to ``dst`` of ``pool``."""
         rows = {key: get_rows(buffer, src) for key, buffer in lane.buffers().items()}
         kv = {half: (prints.get(src), ~prints.unhashed[src]) for half, prints in lane.kv.items()}
+        loose = lane.loose(src)
         for k, slot in enumerate(dst.tolist()):
             before = self._slots.get((pool, slot))
-            self._slots[pool, slot] = _Stored(
+            self._slots[pool, slot] = StoredSlot(
                 rows={key: values[k] for key, values in rows.items()}
                 if canary
                 else (None if before is None else before.rows),
                 kv={half: (int(h[k]), bool(known[k])) for half, (h, known) in kv.items()},
-                unlinked=bool(lane.unlinked[src[k]]),
+                unlinked=bool(loose[k]),
                 unknown=lane.unknown is not None and bool(lane.unknown[src[k]]),
             )
 
@@ -69,11 +75,34 @@ class Tiers:
                     lane.unlink(to)
             for half, prints in lane.kv.items():
                 value, known = stored.kv.get(half, (0, False))
-                if known:
+                if known and (canary or not prints.unhashed[dst_slot]):
                     prints.set(to, np.array([value], dtype=np.int64))
+                elif canary:
+                    prints.forget(to)
                 if canary:
                     prints.unhashed[to] = not known
         return np.array(lost, dtype=np.int64)
+
+    def content(self) -> Iterator[tuple[str, dict[int, StoredSlot]]]:
+        """(pool, slot to content) of every pool, in order of first use."""
+        pools: dict[str, dict[int, StoredSlot]] = {}
+        for (pool, slot), stored in self._slots.items():
+            if pool != BETWEEN_POOLS:
+                pools.setdefault(pool, {})[slot] = stored
+        yield from pools.items()
+
+    def restore(self, pool: str, slot: int, stored: StoredSlot) -> None:
+        self._slots[pool, slot] = stored
+
+    def at(self, pool: str, slot: int) -> StoredSlot | None:
+        return self._slots.get((pool, slot))
+
+    def set_prints(self, pool: str, half: str, slots: Ints, hashes: Ints) -> None:
+        """The bytes of ``slots`` now have these fingerprints; their canary rows stay."""
+        for slot, value in zip(slots.tolist(), hashes.tolist(), strict=True):
+            stored = self._slots.get((pool, slot)) or StoredSlot(None, {}, False, False)
+            kv = stored.kv | {half: (value, True)}
+            self._slots[pool, slot] = replace(stored, kv=kv)
 
     def copy(self, src_pool: str, src: Ints, dst_pool: str, dst: Ints) -> None:
         """Between two pools off the device."""
@@ -141,6 +170,9 @@ def copy_from_request(
         hashes, hashed = histories.kv(req, positions)
     for half, prints in lane.kv.items():
         good = hashed if half == "k" else np.zeros_like(hashed)
+        if not canary:
+            # A row without a fingerprint of its own goes on without one.
+            good &= ~prints.unhashed[dst]
         prints.set(dst[good], hashes[good])
         if canary:
             prints.forget(dst[~good])

@@ -16,7 +16,7 @@ from kvcanary_cli.replay import copies, cut_restore
 from kvcanary_cli.replay.capacity import NOT_CHECKED, for_manager
 from kvcanary_cli.replay.collector import Tally
 from kvcanary_cli.replay.coverage import blind_to
-from kvcanary_cli.replay.cut_header import within_cut
+from kvcanary_cli.replay.cut_header import cut_info, within_cut
 from kvcanary_cli.replay.forwards import Forward, read_forward
 from kvcanary_cli.replay.options import Mode, RealData, ReplayOptions
 from kvcanary_cli.replay.pool import PoolState
@@ -67,6 +67,7 @@ class Replay:
         self.watcher = watcher
         self.header = header
         self.options = options = within_cut(options, header)
+        self.is_cut = cut_info(header) is not None
         self.capacities = capacities
         self.backend = get_backend(options.backend)
         strict = options.strict_upstream
@@ -238,7 +239,12 @@ class Replay:
         self._note_capacity(forward, overflows)
 
     def _stop_if_all_past(self, forward: Forward) -> None:
-        """Stop reading when every worker that ran is past the last step to check."""
+        """Stop reading when every worker that ran is past the last step to check.
+
+        A cut ends where it should: workers that ran before it may still be behind.
+        """
+        if self.is_cut:
+            return
         lane = (forward.worker, forward.draft_step)
         self._past[lane] = self.options.past_last_step(forward.step)
         if all(self._past.values()):

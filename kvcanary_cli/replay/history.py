@@ -128,6 +128,19 @@ class TokenHistories:
     def requests(self) -> list[str]:
         return list(self._by_req)
 
+    def ended(self) -> list[str]:
+        """Requests that ended and are still known, oldest first."""
+        return list(self._ended)
+
+    def known_kv(self, req: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Positions of ``req`` with a recorded fingerprint, and the fingerprints."""
+        history = self._by_req[req]
+        if history.kv is None or history.kv_known is None:
+            empty = np.empty(0, dtype=np.int64)
+            return empty, empty
+        positions = np.flatnonzero(history.kv_known)
+        return positions, history.kv[positions]
+
     def note_kv(self, req: str, positions: NDArray[np.int64], hashes: NDArray[np.int64]) -> None:
         """Remember the fingerprints recorded for positions of ``req``."""
         if not self._keep_kv or not len(positions):

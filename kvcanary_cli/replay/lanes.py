@@ -26,12 +26,15 @@ class Lane:
     Attributes:
         worker: ``target`` or ``draft``.
         kind: FULL or SWA.
-        window: Positions that a SWA lane verifies, in tokens.
+        window: Positions that a SWA lane verifies, in tokens; 0 = the whole prefix.
         group: Its buffers.
         kv: Half (``k``, ``v``) to recorded fingerprints, empty if none are checked.
         unlinked: [num_slots] bool: written as a tree node that does not follow the node before it,
             so that its stored chain value says nothing about its parent.
         unknown: [num_slots] bool, or None: the slot may hold content from before the recording.
+        lineage: [num_slots] int32, or None: the beginning that the slot's chain value descends
+            from, 0 = a chain head. A row that was written behind unknown content starts a lineage
+            of its own; links between two lineages say nothing.
         written_at: [num_slots] int32, serial number of the last write, 0 = never.
     """
 
@@ -68,13 +71,21 @@ class Lane:
         )
         self.unlinked = np.zeros(num_slots, dtype=np.bool_)
         self.any_unlinked = False
+        self.starts_mid_run = starts_mid_run
         self.unknown = np.ones(num_slots, dtype=np.bool_) if starts_mid_run else None
+        self.lineage: NDArray[np.int32] | None = None
+        self._lineages = 0
         self.written_at = np.zeros(num_slots, dtype=np.int32)
         self._serial = 0
 
     @property
     def name(self) -> str:
         return f"{self.worker}/{self.kind.name}"
+
+    @property
+    def serial(self) -> int:
+        """Serial number of the last write."""
+        return self._serial
 
     @property
     def halves(self) -> tuple[str, ...]:
@@ -96,6 +107,37 @@ class Lane:
             self.unknown[slots] = False
         if self.any_unlinked:
             self.unlinked[slots] = False
+        if self.lineage is not None:
+            self.lineage[slots] = 0
+
+    def new_lineage(self) -> int:
+        """Number of a chain whose beginning is unknown."""
+        if self.lineage is None:
+            self.lineage = np.zeros(self.num_slots, dtype=np.int32)
+        self._lineages += 1
+        return self._lineages
+
+    def set_lineage(self, slots: NDArray[np.int64], lineage: NDArray[np.int64]) -> None:
+        """Restore the beginnings that the chain values of ``slots`` descend from."""
+        if self.lineage is None:
+            self.lineage = np.zeros(self.num_slots, dtype=np.int32)
+        self.lineage[slots] = lineage
+        self._lineages = max(self._lineages, int(lineage.max(initial=0)))
+
+    def loose(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of ``slots`` hold a chain value that says nothing about their predecessor."""
+        out: NDArray[np.bool_] = self.unlinked[slots].copy()
+        if self.lineage is not None:
+            out |= self.lineage[slots] != 0
+        return out
+
+    def says_nothing(self, slots: NDArray[np.int64], prevs: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which links from ``slots`` to their predecessors (-1 = head) cannot be checked."""
+        out: NDArray[np.bool_] = self.unlinked[slots].copy()
+        if self.lineage is not None:
+            of_prev = np.where(prevs > 0, self.lineage[np.maximum(prevs, 0)], 0)
+            out |= (self.lineage[slots] != of_prev) & (prevs != 0)
+        return out
 
     def set_write_order(self, slots: NDArray[np.int64], written_at: NDArray[np.int64]) -> None:
         """Restore the order in which ``slots`` were last written."""
@@ -121,7 +163,8 @@ class Lane:
         """KV bytes moved from ``src`` to ``dst``, and the canary rows too if ``canary``."""
         if not canary:
             for kv in self.kv.values():
-                known = ~kv.unhashed[src]
+                # A row without a fingerprint of its own goes on without one.
+                known = ~kv.unhashed[src] & ~kv.unhashed[dst]
                 kv.copy(src[known], dst[known])
             return
         for kv in self.kv.values():
@@ -129,9 +172,12 @@ class Lane:
         for buffer in self.buffers().values():
             set_rows(buffer, dst, get_rows(buffer, src))
         moved = self.unlinked[src].copy()
+        lineage = None if self.lineage is None else self.lineage[src].copy()
         unknown = None if self.unknown is None else self.unknown[src].copy()
         self.note_written(dst)
         self.unlink(dst[moved])
+        if self.lineage is not None and lineage is not None:
+            self.lineage[dst] = lineage
         if self.unknown is not None and unknown is not None:
             self.unknown[dst] = unknown
 

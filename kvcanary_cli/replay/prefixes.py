@@ -10,6 +10,9 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+# No slot was given back this often: a slot made then is never what it was.
+_GONE = -1
+
 
 @dataclass(frozen=True, slots=True)
 class SweepEntries:
@@ -57,12 +60,26 @@ class PrefixIndex:
             start, first_prev = place
         self.place(entry, slots, start, first_prev)
 
-    def place(self, entry: str, slots: NDArray[np.int64], start: int, prev_slot: int) -> None:
-        """Make ``entry`` visible at positions ``start`` on, behind ``prev_slot`` (-1 = head)."""
+    def place(
+        self,
+        entry: str,
+        slots: NDArray[np.int64],
+        start: int,
+        prev_slot: int,
+        gone: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Make ``entry`` visible at positions ``start`` on, behind ``prev_slot`` (-1 = head).
+
+        Slots in ``gone`` are places only: the tree has given them back.
+        """
+        if not len(slots):
+            return
         prev_slots = np.empty(len(slots), dtype=np.int64)
         prev_slots[0] = prev_slot
         prev_slots[1:] = slots[:-1]
         self._made[entry] = self._returns[slots]
+        if gone is not None:
+            self._made[entry][np.isin(slots, gone)] = _GONE
         self._entries[entry] = SweepEntries(
             slots.copy(), np.arange(start, start + len(slots), dtype=np.int64), prev_slots
         )
@@ -77,6 +94,12 @@ class PrefixIndex:
 
     def visible(self) -> dict[str, SweepEntries]:
         return self._entries
+
+    def gone(self, entry: str) -> NDArray[np.int64]:
+        """Slots of ``entry`` that the tree gave back since it was published."""
+        slots = self._entries[entry].slots
+        gone: NDArray[np.int64] = slots[self._returns[slots] != self._made[entry]]
+        return gone
 
     def entries(self) -> SweepEntries:
         """What a sweep verifies now: every place once, in order of publication."""

@@ -138,13 +138,14 @@ _KINDS = (
         "sidecar_hash", "sidecar_hash", "phase:str step:int slots:ints hash:ints name:str pool:str?"
     ),
     # Ours: the canary rows that slots hold, written at the head of a cut (docs/trace-format.md).
-    # Of the slots, unlinked are tree nodes without a link, unhashed were written without a
+    # lineage tells chains with unknown beginnings apart. Of the slots, unlinked are tree nodes without a link, unhashed were written without a
     # fingerprint (absent: those whose real_kv_hash is 0), unknown hold what no event shows.
     _kind(
         "canary_rows",
         "canary_rows",
         "worker:str pool:str half:str slots:ints token:ints position:ints prev_hash:ints "
-        "real_kv_hash:ints written_at:ints? unlinked:ints? unhashed:ints? unknown:ints?",
+        "real_kv_hash:ints written_at:ints? lineage:ints? unlinked:ints? unhashed:ints? "
+        "unknown:ints?",
     ),
 )
 

@@ -1,0 +1,238 @@
+"""The replay that a cut folds its past into, and what it must remember besides a pool's state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvcanary_cli.replay.driver import Replay
+from kvcanary_cli.replay.options import ReplayOptions
+from kvcanary_cli.trace.schema import TREE_OWNER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from kvcanary_cli.trace.header import TraceHeader
+    from kvcanary_cli.trace.segment import Segment
+
+    Ints = NDArray[np.int64]
+    Handler = Callable[[Segment, int, int], None]
+
+
+class Owners:
+    """Who owns each slot, as the allocator's events tell.
+
+    Attributes:
+        names: Owner codes to names.
+        owner: [num_slots] int32 code of the slot's last known owner, -1 = unknown.
+        free: [num_slots] bool: the owner gave the slot back.
+        allocated_at: Worker to [num_slots] int64: the number of writes into that worker's pool
+            that stood before the slot's last ``alloc``.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.names: list[str] = []
+        self._codes: dict[str, int] = {}
+        self.owner = np.full(num_slots, -1, dtype=np.int32)
+        self.free = np.zeros(num_slots, dtype=np.bool_)
+        self.allocated_at: dict[str, Ints] = {}
+
+    def code(self, name: str) -> int:
+        code = self._codes.get(name)
+        if code is None:
+            code = self._codes[name] = len(self.names)
+            self.names.append(name)
+        return code
+
+    def set(self, slots: Ints, name: str, *, free: bool) -> None:
+        self.owner[slots] = self.code(name)
+        self.free[slots] = free
+
+    def mark(self, worker: str, slots: Ints, writes: int) -> None:
+        marks = self.allocated_at.get(worker)
+        if marks is None:
+            marks = self.allocated_at[worker] = np.zeros(len(self.owner), dtype=np.int64)
+        marks[slots] = writes
+
+    def written_since(self, worker: str, written_at: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """[num_slots] which owned slots the worker wrote since their ``alloc``."""
+        marks = self.allocated_at.get(worker)
+        after: NDArray[np.bool_] = written_at > (0 if marks is None else marks)
+        return after & (self.owner >= 0)
+
+
+class StateReplay(Replay):
+    """A replay that only makes state, and keeps what a cut has to repeat.
+
+    Attributes:
+        owners: Slot owners.
+        adapters: Adapter name to its last event.
+        launches: Launches of steps that are still to come, in order.
+        transfers: Open transfers by id, in order.
+        futures: Future ring to its last put.
+        entries: Visible prefix entry to the request and namespace that it was published with.
+        released: Request to the row that it gave back.
+        ends: Request to the kind of event that ended it.
+        sidecars: (name, pool) to the last fingerprint of each slot and which are known.
+    """
+
+    def __init__(self, header: TraceHeader, first: int) -> None:
+        super().__init__(
+            header,
+            ReplayOptions(backend="cpu", steps=(first, None), v_half="kv_hash" in header.records),
+        )
+        self.first = first
+        self.owners = Owners(header.pool.max_slot + 1)
+        self.adapters: dict[str, dict[str, Any]] = {}
+        self.launches: list[dict[str, Any]] = []
+        self.transfers: dict[str, dict[str, Any]] = {}
+        self.futures: dict[int, dict[str, Any]] = {}
+        self.entries: dict[str, dict[str, str]] = {}
+        self.released: dict[str, int] = {}
+        self.ends: dict[str, str] = {}
+        self.sidecars: dict[tuple[str, str | None], tuple[Ints, NDArray[np.bool_]]] = {}
+        also: dict[str, Handler] = {
+            "alloc": self._note_alloc,
+            "free": self._note_free,
+            "own": self._note_own,
+            "publish": self._note_publish,
+            "unpublish": self._note_unpublish,
+            "adapter": self._note_adapter,
+            "launch": self._note_launch,
+            "transfer_begin": self._note_begin,
+            "transfer_end": self._note_end_of_transfer,
+            "transfer_fail": self._note_end_of_transfer,
+            "future_put": self._note_future,
+            "row_release": self._note_release,
+            "finish": self._note_end,
+            "abort": self._note_end,
+            "sidecar_hash": self._note_sidecar,
+        }
+        for kind, handler in also.items():
+            self._handlers[kind] = _in_turn(self._handlers.get(kind), handler)
+
+    # The allocator.
+
+    def _note_alloc(self, segment: Segment, k: int, row: int) -> None:
+        slots = _slots(segment, "alloc", row)
+        self.owners.set(slots, segment.text("alloc", "owner", row) or "", free=False)
+        for name, worker in self.workers.items():
+            # The forward under way stands before this event, though its rows count when it ends.
+            writes = worker.lanes[0].serial + (worker.pending is not None)
+            self.owners.mark(name, slots, writes)
+
+    def _note_free(self, segment: Segment, k: int, row: int) -> None:
+        owner = segment.text("free", "owner", row) or ""
+        self.owners.set(_slots(segment, "free", row), owner, free=True)
+
+    def _note_own(self, segment: Segment, k: int, row: int) -> None:
+        owner = segment.text("own", "owner", row) or ""
+        self.owners.set(_slots(segment, "own", row), owner, free=False)
+        entry = segment.text("own", "entry", row)
+        if entry is not None and owner == TREE_OWNER:
+            self.entries[entry] = {"req": segment.text("own", "from", row) or ""}
+
+    # The prefix index.
+
+    def _note_publish(self, segment: Segment, k: int, row: int) -> None:
+        entry = segment.text("publish", "entry", row) or ""
+        values = {name: segment.text("publish", name, row) for name in ("req", "namespace")}
+        self.entries[entry] = {name: value for name, value in values.items() if value is not None}
+
+    def _note_unpublish(self, segment: Segment, k: int, row: int) -> None:
+        self.entries.pop(segment.text("unpublish", "entry", row) or "", None)
+
+    # What is under way.
+
+    def _note_adapter(self, segment: Segment, k: int, row: int) -> None:
+        self.adapters[segment.text("adapter", "name", row) or ""] = _event(segment, k)
+
+    def _note_launch(self, segment: Segment, k: int, row: int) -> None:
+        step = segment.tables["launch"].get_int("step", row)
+        if step is not None and step >= self.first:
+            self.launches.append(_event(segment, k))
+
+    def _note_begin(self, segment: Segment, k: int, row: int) -> None:
+        self.transfers[_transfer_id(segment, k, row)] = _event(segment, k)
+
+    def _note_end_of_transfer(self, segment: Segment, k: int, row: int) -> None:
+        self.transfers.pop(_transfer_id(segment, k, row), None)
+
+    def _note_future(self, segment: Segment, k: int, row: int) -> None:
+        ring = segment.tables["future_put"].get_int("ring", row) or 0
+        self.futures[ring] = _event(segment, k)
+
+    # Requests.
+
+    def _note_release(self, segment: Segment, k: int, row: int) -> None:
+        req = segment.text("row_release", "req", row) or ""
+        self.released[req] = segment.tables["row_release"].get_int("row", row) or 0
+
+    def _note_end(self, segment: Segment, k: int, row: int) -> None:
+        kind = segment.kind_of(k)
+        self.ends[segment.text(kind, "req", row) or ""] = kind
+
+    # Side data.
+
+    def _note_sidecar(self, segment: Segment, k: int, row: int) -> None:
+        table = segment.tables["sidecar_hash"]
+        slots, hashes = _slots(segment, "sidecar_hash", row), table.get_ints("hash", row)
+        assert hashes is not None
+        pool = segment.text("sidecar_hash", "pool", row)
+        key = (segment.text("sidecar_hash", "name", row) or "", pool)
+        count = int(slots.max(initial=-1)) + 1
+        values, known = self.sidecars.get(key) or (
+            np.zeros(0, dtype=np.int64),
+            np.zeros(0, dtype=np.bool_),
+        )
+        if count > len(values):
+            more = max(count, 2 * len(values)) - len(values)
+            values, known = np.pad(values, (0, more)), np.pad(known, (0, more))
+        values[slots], known[slots] = hashes, True
+        self.sidecars[key] = values, known
+
+    def readers_of_rows(self) -> dict[str, int]:
+        """Requests whose publishes still find their positions through a table row.
+
+        A request that gave its row back is left out once another one ran there.
+        """
+        row_of = self.pool.row_of
+        last_in = {row: req for req, row in row_of.items()}
+        return {
+            req: row
+            for req, row in row_of.items()
+            if last_in[row] == req or self.released.get(req) != row
+        }
+
+
+def _in_turn(first: Handler | None, second: Handler) -> Handler:
+    if first is None:
+        return second
+
+    def both(segment: Segment, k: int, row: int) -> None:
+        first(segment, k, row)
+        second(segment, k, row)
+
+    return both
+
+
+def _slots(segment: Segment, kind: str, row: int) -> Ints:
+    slots = segment.tables[kind].get_ints("slots", row)
+    assert slots is not None
+    return slots
+
+
+def _event(segment: Segment, k: int) -> dict[str, Any]:
+    event = segment.event(k)
+    del event["i"]
+    return event
+
+
+def _transfer_id(segment: Segment, k: int, row: int) -> str:
+    """The id's JSON text: any JSON value may be one."""
+    kind = segment.kind_of(k)
+    code = segment.tables[kind].get_code("id", row)
+    return "" if code is None else segment.strings[code]
