@@ -18,7 +18,7 @@ _HASHING = {"_real_kv_kernel", "_verify_kernel", "_write_marks_kernel", "_write_
 _KERNELS = _HASHING | {"_plan_offsets_kernel", "_plan_entries_kernel", "_scatter_kernel"}
 
 
-@pytest.fixture(scope="module", params=["sm_80", "sm_90"])
+@pytest.fixture(scope="module", params=["sm_80", "sm_90", "gfx942"])
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """One dict a kernel variant; the interpreter is off in the process that compiles."""
     environment = {

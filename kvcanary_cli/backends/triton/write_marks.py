@@ -59,16 +59,18 @@ CONFLICT_CELL = tl.constexpr(0)
 PADDING_ORDER_CELL = tl.constexpr(1)
 _MARKS = tl.constexpr(2)
 _SLOTS_PER_WORD = 32
+_WRITTEN = tl.constexpr(1)
+_SEEDED = tl.constexpr(2)
 
 _PADDING_SLOT = tl.constexpr(PADDING_SLOT)
 
 
 @triton.jit
-def _mark(marks_ptr, slots, mask, WRITTEN: tl.constexpr):
+def _mark(marks_ptr, slots, mask, BIT: tl.constexpr):
     """Set each slot's WRITTEN or SEEDED bit; return its two bits from before, 0 where masked."""
     shift = (slots % 32) * 2
-    one = tl.zeros_like(slots) + (1 if WRITTEN else 2)
-    old = tl.atomic_or(marks_ptr + slots // 32, one << shift, mask=mask, sem="relaxed")
+    bit = tl.full(slots.shape, BIT, tl.int64) << shift
+    old = tl.atomic_or(marks_ptr + slots // 32, bit, mask=mask, sem="relaxed")
     return tl.where(mask, (old >> shift) & 3, 0)
 
 
@@ -127,18 +129,20 @@ def _write_marks_kernel(
     marks_ptr = scratch_ptr + _MARKS
 
     if part == 0:
-        # One lane (of value 0), so that the same helpers serve scalars.
+        seed = tl.load(write_seeds_ptr + row, mask=in_use, other=-1)
+        # Marked as a scalar: of a one-lane tensor only one thread would hold the old word.
+        marked = (last > first) & (seed >= 0) & (seed < num_slots)
+        old = _mark(marks_ptr, seed, marked, _SEEDED)
+        if (old & _WRITTEN) != 0:
+            tl.store(scratch_ptr + CONFLICT_CELL, 1)
+        # One lane, of value 0, so that the fault helpers serve scalars.
         lane = tl.arange(0, 1).to(tl.int64)
-        seed = lane + tl.load(write_seeds_ptr + row, mask=in_use, other=-1)
         begins = lane + begin
         ends = lane + end
         noted = note_fault(lane, (begins < 0) & (ends > begins), begins, WRITE_OFFSETS)
         noted = note_fault(noted, (ends > num_tokens) & (ends > begins), ends, WRITE_OFFSETS)
-        runs = lane + last > first
-        noted = note_fault(noted, runs & (seed >= num_slots), seed, WRITE_SEED)
-        old = _mark(marks_ptr, seed, runs & (seed >= 0) & (seed < num_slots), False)
-        if tl.max(old & 1, axis=0) > 0:
-            tl.store(scratch_ptr + CONFLICT_CELL, 1)
+        beyond = (lane + last > first) & (lane + seed >= num_slots)
+        noted = note_fault(noted, beyond, lane + seed, WRITE_SEED)
         record_faults(fault_ptr, noted)
 
     step = tl.num_programs(1).to(tl.int64) * BLOCK
@@ -153,9 +157,9 @@ def _write_marks_kernel(
             slot_run_counter_ptr, tl.sum(written.to(tl.int64), axis=0), sem="relaxed"
         )  # fmt: skip
 
-        old = _mark(marks_ptr, slots, written, True)
+        old = _mark(marks_ptr, slots, written, _WRITTEN)
         is_padding = slots == _PADDING_SLOT
-        clashes = tl.where(is_padding, old & 2, old)
+        clashes = tl.where(is_padding, old & _SEEDED, old)
         if tl.max(clashes, axis=0) > 0:
             tl.store(scratch_ptr + CONFLICT_CELL, 1)
         order = tl.where(written & is_padding, write_order(row, token - first), 0)
