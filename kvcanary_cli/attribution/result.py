@@ -78,7 +78,7 @@ class Culprit:
     details: dict[str, int | str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RuledOut:
     """The runner-up class and the fact that excluded it."""
 

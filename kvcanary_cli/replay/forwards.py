@@ -36,7 +36,9 @@ class Forward:
             padding.
         true_positions: [len(token_row)] position at which each token belongs.
         input_ids: [num_tokens] on the host, 0 where tokens were not recorded.
-        positions: [num_tokens] on the host.
+        positions, out_cache_loc: [num_tokens] on the host.
+        recorded_row: [bs] where each row stood in the recorded batch.
+        namespaces: [bs] namespace of each row, None if none were recorded.
         batch: For the manager, which may move it to a device.
         row_as_read: Row to the cells that the forward saw, where they differ from the table.
         tree: Flat parent indices within the row, -1 = the prefix, or None.
@@ -55,6 +57,9 @@ class Forward:
     true_positions: Ints
     input_ids: Ints
     positions: Ints
+    out_cache_loc: Ints
+    recorded_row: Ints
+    namespaces: list[str | None] | None
     batch: ForwardBatch
     row_as_read: dict[int, list[int]]
     tree: Ints | None
@@ -163,6 +168,11 @@ def read_forward(segment: Segment, k: int) -> Forward:
     as_read = segment.json("forward", "row_as_read", row) if "row_as_read" in table.columns else {}
     tree = segment.json("forward", "tree", row) if "tree" in table.columns else None
     rows = batch.req_pool_indices.numpy()
+    names = table.columns.get("namespaces")
+    namespaces: list[str | None] | None = None
+    if names is not None and names.has(row):
+        codes = order.of_rows(names.span(row)).tolist()
+        namespaces = [None if code < 0 else segment.strings[code] for code in codes]
     prefix, extend, token_row = _row_lengths(batch, rows)
     draft_step = table.get_int("draft_step", row)
     parents = None if tree is None else order.of_tokens(np.array(tree["parent"], dtype=np.int64))
@@ -182,6 +192,9 @@ def read_forward(segment: Segment, k: int) -> Forward:
         ),
         input_ids=input_ids,
         positions=positions,
+        out_cache_loc=batch.out_cache_loc.numpy(),
+        recorded_row=order.of_rows(np.arange(len(table.columns["reqs"].span(row)), dtype=np.int64)),
+        namespaces=namespaces,
         batch=batch,
         row_as_read={int(key): cells for key, cells in (as_read or {}).items()},
         tree=parents,

@@ -1,0 +1,155 @@
+"""What the trace said besides owners and writes: rows, forks, matches, launches, transfers, rings.
+
+Kept only as far back as a finding can reach; names are codes of ``ledger.Names``.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvcanary_cli.attribution.ledger import NEVER, NOBODY
+
+# Copies and matches older than this many are forgotten, unless a slot still names them.
+_REMEMBERED = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class MapFact:
+    """Cells [start, stop) of a row were set by event ``event``."""
+
+    event: int
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class RowFacts:
+    """One row of the request table.
+
+    Attributes:
+        tenant: Request that last ran in it.
+        maps: Its map events, newest last; those wholly covered by a newer one are dropped.
+        released_event, released_by: Last row_release.
+    """
+
+    tenant: int = NOBODY
+    maps: list[MapFact] = field(default_factory=list)
+    released_event: int = NEVER
+    released_by: int = NOBODY
+
+    def map(self, event: int, start: int, stop: int) -> None:
+        while self.maps and start <= self.maps[-1].start and stop >= self.maps[-1].stop:
+            self.maps.pop()
+        self.maps.append(MapFact(event, start, stop))
+
+    def mapped_at(self, position: int) -> int:
+        """Event that last set the cell of ``position``."""
+        for fact in reversed(self.maps):
+            if fact.start <= position < fact.stop:
+                return fact.event
+        return NEVER
+
+    def maps_between(self, event: int) -> int:
+        """First event of the run of map events without a gap that ``event`` belongs to."""
+        events = sorted(f.event for f in self.maps)
+        at = events.index(event) if event in events else -1
+        while at > 0 and events[at - 1] == events[at] - 1:
+            at -= 1
+        return events[at] if at >= 0 else event
+
+    def first_map_after(self, event: int) -> int:
+        """The first remembered map event after ``event``."""
+        return min((f.event for f in self.maps if f.event > event), default=NEVER)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFact:
+    """A copy event."""
+
+    event: int
+    by: int
+    via: str
+    transfer: str | None
+    begun_event: int
+
+
+@dataclass(frozen=True, slots=True)
+class MatchFact:
+    """A request was served from a published prefix."""
+
+    event: int
+    entry: str
+    slots: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptFact:
+    """Speculative verification accepted some nodes of a request's draft."""
+
+    event: int
+    nodes: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PutFact:
+    """A sampled token went into a future ring."""
+
+    event: int
+    req: int
+    token: int
+    step: int
+
+
+@dataclass(slots=True)
+class Context:
+    """Everything that is not slot by slot."""
+
+    rows: dict[int, RowFacts] = field(default_factory=dict)
+    ended: dict[int, int] = field(default_factory=dict)
+    cow_event: dict[int, int] = field(default_factory=dict)
+    launches: dict[tuple[int, int], int] = field(default_factory=dict)
+    copies: OrderedDict[int, CopyFact] = field(default_factory=OrderedDict)
+    transfers: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, int] = field(default_factory=dict)
+    matches: dict[int, deque[MatchFact]] = field(default_factory=dict)
+    accepts: dict[int, AcceptFact] = field(default_factory=dict)
+    puts: dict[int, deque[PutFact]] = field(default_factory=dict)
+    gets: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    last_step_of: dict[int, int] = field(default_factory=dict)
+    lut_event: dict[int, int] = field(default_factory=dict)
+    batch_row_slot: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def row(self, row: int) -> RowFacts:
+        facts = self.rows.get(row)
+        if facts is None:
+            facts = self.rows[row] = RowFacts()
+        return facts
+
+    def copy(self, fact: CopyFact) -> None:
+        self.copies[fact.event] = fact
+        if len(self.copies) > _REMEMBERED:
+            self.copies.popitem(last=False)
+
+    def match(self, req: int, fact: MatchFact) -> None:
+        self.matches.setdefault(req, deque(maxlen=64)).append(fact)
+
+    def matched(self, req: int, slot: int) -> MatchFact | None:
+        """The newest match of ``req`` that served ``slot``."""
+        for fact in reversed(self.matches.get(req, ())):
+            if slot in fact.slots:
+                return fact
+        return None
+
+    def forget_request(self, req: int) -> None:
+        """``req`` is gone for good: drop what only its own forwards would need."""
+        self.matches.pop(req, None)
+        self.accepts.pop(req, None)
+        self.gets.pop(req, None)
+
+
+def transfer_key(value: Any) -> str | None:
+    """A transfer's id as text, None without one."""
+    return None if value is None else str(value)

@@ -1,0 +1,74 @@
+"""One damaged entry, with everything that the rules ask about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvcanary_cli.attribution.ledger import NEVER
+from kvcanary_cli.attribution.result import CERTAIN, Culprit, RuledOut
+
+if TYPE_CHECKING:
+    from kvcanary_cli.attribution.ledger import Writes
+    from kvcanary_cli.replay.forwards import Forward
+
+
+@dataclass(slots=True, kw_only=True)
+class Damage:
+    """A violating entry of the lane ``worker``/``pool_kind``.
+
+    Attributes:
+        victim: Name code of the reader, or ``TREE`` in a sweep.
+        row: Row of the request table, -1 in a sweep.
+        position: Position that was read for (verify), or where the token belonged (write).
+        slot: Slot.
+        stored_position, stored_token, expected_token: What was found; the last one None if it
+            was not compared.
+        kv_only: Only the KV fingerprint differs.
+        step, event: Of the forward or sweep.
+        forward: The forward, None in a sweep.
+        true_position: Where the victim's row ends by its lengths: what is read from there on was
+            not there to be read.
+        row_offset: How far the row's positions are off that end, 0 = not at all.
+        writes: The lane's writers.
+    """
+
+    worker: str
+    pool_kind: str
+    victim: int
+    row: int
+    position: int
+    slot: int
+    stored_position: int
+    stored_token: int
+    expected_token: int | None
+    kv_only: bool
+    step: int
+    event: int
+    forward: Forward | None
+    true_position: int | None
+    row_offset: int
+    writes: Writes
+
+    def writer_event(self) -> int:
+        return int(self.writes.event[self.slot])
+
+
+@dataclass(slots=True, kw_only=True)
+class Cause:
+    """What a rule concluded; causes of one ``group`` are one finding whatever their events."""
+
+    cls: str
+    subtype: str
+    cause_event: int | None
+    corrupting_event: int | None
+    culprit: Culprit
+    cause_window: tuple[int, int] | None = None
+    ruled_out: list[RuledOut] = field(default_factory=list)
+    confidence: str = CERTAIN
+    evidence: list[str] = field(default_factory=list)
+    group: tuple[object, ...] | None = None
+
+
+def event_or_none(event: int) -> int | None:
+    return None if event == NEVER else int(event)

@@ -1,0 +1,461 @@
+"""Replay a trace and name for every damage the victim, the culprit and the cause event.
+
+The diagnosis watches the replay. Violations are explained when they happen, with the ledger as it
+then is: a forward's own writes are entered only after its reads have been judged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvcanary_cli.abi.constants import FailReason, PoolKind
+from kvcanary_cli.attribution import result as what
+from kvcanary_cli.attribution.classes import remedy
+from kvcanary_cli.attribution.classify import Classifier
+from kvcanary_cli.attribution.contents import Namespaces, Sidecars
+from kvcanary_cli.attribution.damage import Cause, Damage
+from kvcanary_cli.attribution.follow import Follower
+from kvcanary_cli.attribution.ledger import NOBODY, TREE
+from kvcanary_cli.attribution.result import Culprit, Finding, OwnershipFinding, RuledOut
+from kvcanary_cli.replay.chains import slot_hash
+from kvcanary_cli.replay.driver import Replay
+from kvcanary_cli.replay.lanes import get_rows
+from kvcanary_cli.replay.violations import CHAIN_POSITION, INPUT_ASSERT, VERIFY, ViolationChunk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from kvcanary_cli.replay.forwards import Forward
+    from kvcanary_cli.replay.options import ReplayOptions
+    from kvcanary_cli.replay.result import Capacities, ReplayResult
+    from kvcanary_cli.trace.header import TraceHeader
+    from kvcanary_cli.trace.reader import TraceReader
+    from kvcanary_cli.trace.segment import Segment
+
+    Ints = NDArray[np.int64]
+
+_KV_ONLY = int(FailReason.VERIFY_REAL_KV_HASH_MISMATCH)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """A replay with what follows from it.
+
+    Attributes:
+        replay: Violations, capacities, coverage.
+        ownership: Broken ownership rules in order of detection.
+        findings: Causes in order of their first bad step.
+    """
+
+    replay: ReplayResult
+    ownership: tuple[OwnershipFinding, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def verdict(self) -> str:
+        from kvcanary_cli.replay.result import Verdict
+
+        if self.findings or self.ownership:
+            return Verdict.CORRUPT
+        return self.replay.verdict
+
+
+class Diagnoser:
+    """Watches one replay (``replay.watcher.Watcher``)."""
+
+    def __init__(self, header: TraceHeader) -> None:
+        self.follower = Follower(header)
+        self.findings: list[Finding] = []
+        self.replay: Replay | None = None
+        follower = self.follower
+        self._classifier = Classifier(
+            follower.rules.state,
+            follower.context,
+            follower.names,
+            header.records,
+            self._is_cached_chain,
+        )
+        self._sidecars = Sidecars(header, follower)
+        self._namespaces = Namespaces(follower)
+        # (lane, slot, its writer's event) -> finding, so that a damage seen again is one finding.
+        self._known: dict[tuple[str, str, int, int], Finding] = {}
+        self._by_slot: dict[tuple[str, str, int], Finding] = {}
+        self._by_cause: dict[tuple[object, ...], Finding] = {}
+        self._codes: NDArray[np.int32] = np.empty(0, dtype=np.int32)
+        self._foreign: Ints = np.empty(0, dtype=np.int64)
+        self._lanes: list[Ints] = []
+        self._row_writing = np.full(header.pool.max_slot + 1, NOBODY, dtype=np.int64)
+        self._read: tuple[Ints, Ints] = (self._foreign, self._foreign)
+
+    # Watcher.
+
+    def event(self, segment: Segment, k: int, kind: str, row: int) -> None:
+        if self.follower.pool is None and self.replay is not None:
+            self.follower.pool = self.replay.pool
+        if kind == "sidecar_hash":
+            self._sidecars.event(segment, k, row, self._add)
+        self.follower.event(segment, k, kind, row)
+
+    def begun(
+        self, forward: Forward, read_slots: Ints, reader_rows: Ints, written: list[Ints]
+    ) -> None:
+        follower = self.follower
+        if follower.pool is None and self.replay is not None:
+            follower.pool = self.replay.pool
+        self._codes = follower.req_codes(forward)
+        for code, row in zip(self._codes.tolist(), forward.rows.tolist(), strict=True):
+            if row and follower.context.row(row).tenant != code:
+                follower.context.row(row).tenant = code
+        others = self._not_own_writes(forward, read_slots, reader_rows, written[0])
+        follower.reads(forward, read_slots[others], reader_rows[others], self._codes)
+        self._namespaces.check(forward, read_slots, reader_rows, self._codes, self._add)
+        self._foreign = follower.write_rules(forward, written[0], self._codes)
+        self._lanes, self._read = written, (read_slots, reader_rows)
+
+    def _not_own_writes(
+        self, forward: Forward, read_slots: Ints, reader_rows: Ints, written: Ints
+    ) -> NDArray[np.bool_]:
+        """Which reads are prefix reads: a row's own out_cache_loc is none."""
+        kept = written >= 0
+        self._row_writing[written[kept]] = forward.token_row[kept]
+        others: NDArray[np.bool_] = self._row_writing[read_slots] != reader_rows
+        self._row_writing[written[kept]] = NOBODY
+        return others
+
+    def finished(self, forward: Forward, found: list[ViolationChunk]) -> None:
+        for chunk in found:
+            self._explain(chunk, forward)
+        writes = self.follower.lane(forward.worker, "FULL")
+        if not found:
+            writes.read_event[self._read[0]] = forward.event
+        lut = None if self.replay is None else self.replay.pool.lut
+        self.follower.written(forward, self._lanes, self._codes, self._foreign, lut)
+        self._sidecars.written(forward, self._lanes[0])
+
+    def swept(self, step: int, event: int, found: list[ViolationChunk]) -> None:
+        for chunk in found:
+            self._explain(chunk, None)
+
+    def ended(self) -> None:
+        self.follower.leaks()
+        self._explain_ownership()
+        self.findings.sort(
+            key=lambda f: (f.first_bad_step is None, f.first_bad_step or 0, int(f.id[1:]))
+        )
+        for number, finding in enumerate(self.findings, 1):
+            finding.id = f"F{number}"
+
+    # From violations to findings.
+
+    def _explain(self, chunk: ViolationChunk, forward: Forward | None) -> None:
+        seam = chunk.columns["seam"]
+        for k in np.flatnonzero(~seam).tolist():
+            self._explain_primary(chunk, k, forward)
+        for k in np.flatnonzero(seam).tolist():
+            self._explain_seam(chunk, k, forward)
+
+    def _explain_primary(self, chunk: ViolationChunk, k: int, forward: Forward | None) -> None:
+        slot = int(chunk.columns["slot"][k])
+        position = int(chunk.columns["expected_position"][k])
+        victim, reader = self._victim(chunk, k)
+        if chunk.check == INPUT_ASSERT:
+            self._wrong_input(chunk, k, victim)
+            return
+        if chunk.check == CHAIN_POSITION and forward is not None:
+            position = self._true_position_of(forward, slot, chunk)
+        damage = self._damage(chunk, k, forward, slot, position, victim)
+        writes = damage.writes
+        key = (*self._lane(chunk), slot, max(int(writes.event[slot]), int(writes.pad_event[slot])))
+        finding = self._known.get(key)
+        if finding is None:
+            finding = self._finding(self._cause(damage, chunk), damage)
+            self._known[key] = finding
+        self._enter(finding, slot, position, victim, reader, chunk.step)
+
+    def _victim(self, chunk: ViolationChunk, k: int) -> tuple[int, str | None]:
+        assert self.replay is not None
+        code = int(chunk.columns["req"][k])
+        if code < 0:
+            return TREE, None
+        name = self.replay.violations.requests[code]
+        return self.follower.names.code(name), name
+
+    def _lane(self, chunk: ViolationChunk) -> tuple[str, str]:
+        return chunk.worker, chunk.pool_kind
+
+    def _true_position_of(self, forward: Forward, slot: int, chunk: ViolationChunk) -> int:
+        lane = 1 if chunk.pool_kind == "SWA" else 0
+        at = np.flatnonzero(self._lanes[lane] == slot)
+        return int(forward.true_positions[at[-1]]) if len(at) else -1
+
+    def _damage(
+        self,
+        chunk: ViolationChunk,
+        k: int,
+        forward: Forward | None,
+        slot: int,
+        position: int,
+        victim: int,
+    ) -> Damage:
+        columns = chunk.columns
+        row = int(columns["row"][k])
+        true_position = None
+        if forward is not None and chunk.check != VERIFY:
+            true_position = position
+        elif forward is not None:
+            true_position = self._row_end(forward, row)
+        row_offset = 0 if forward is None else self._row_offset(forward, row)
+        checked = bool(columns["token_checked"][k])
+        return Damage(
+            worker=chunk.worker,
+            pool_kind=chunk.pool_kind,
+            victim=victim,
+            row=row,
+            position=position,
+            slot=slot,
+            stored_position=int(columns["position"][k]),
+            stored_token=int(columns["stored_token"][k]),
+            expected_token=int(columns["expected_token"][k]) if checked else None,
+            kv_only=int(chunk.bits[k]) == _KV_ONLY,
+            step=chunk.step,
+            event=chunk.event,
+            forward=forward,
+            true_position=true_position,
+            row_offset=row_offset,
+            writes=self.follower.lane(*self._lane(chunk)),
+        )
+
+    @staticmethod
+    def _row_end(forward: Forward, row: int) -> int | None:
+        """First position that the row writes by its lengths."""
+        batch_row = np.flatnonzero(forward.rows == row)
+        if not len(batch_row):
+            return None
+        mine = forward.true_positions[forward.token_row == batch_row[0]]
+        return int(mine.min()) if len(mine) else None
+
+    @staticmethod
+    def _row_offset(forward: Forward, row: int) -> int:
+        """How far the positions that the row writes are off its lengths."""
+        batch_row = np.flatnonzero(forward.rows == row)
+        if not len(batch_row):
+            return 0
+        mine = np.flatnonzero(forward.token_row == batch_row[0])
+        if not len(mine):
+            return 0
+        return int(forward.positions[mine[0]] - forward.true_positions[mine[0]])
+
+    def _cause(self, damage: Damage, chunk: ViolationChunk) -> Cause:
+        """The rules' conclusion; a slot that this very forward overwrote is judged as rewritten."""
+        if chunk.check == VERIFY and damage.forward is not None and damage.kv_only:
+            index = 1 if damage.pool_kind == "SWA" else 0
+            hit = np.flatnonzero(self._lanes[index] == damage.slot)
+            if len(hit):
+                self._enter_early(damage.forward)
+                return self._classifier.cause(damage)
+        return self._classifier.cause(damage)
+
+    def _enter_early(self, forward: Forward) -> None:
+        lut = None if self.replay is None else self.replay.pool.lut
+        self.follower.written(forward, self._lanes, self._codes, self._foreign, lut)
+
+    def _wrong_input(self, chunk: ViolationChunk, k: int, victim: int) -> None:
+        columns = chunk.columns
+        slot, token = int(columns["slot"][k]), int(columns["stored_token"][k])
+        cause = self._classifier.wrong_token_fed(victim, token, chunk.event, chunk.step)
+        name = self.follower.names.name(victim)
+        finding = self._by_cause.get(self._cause_key(cause, chunk.worker, chunk.pool_kind))
+        if finding is None:
+            finding = self._new(cause, chunk.worker, chunk.pool_kind, name, chunk.step)
+        self._known[(*self._lane(chunk), slot, chunk.event)] = finding
+        self._by_slot[(*self._lane(chunk), slot)] = finding
+        position = int(columns["position"][k])
+        self._enter(finding, slot, position, victim, name, chunk.step)
+
+    def _cause_key(self, cause: Cause, worker: str, pool_kind: str) -> tuple[object, ...]:
+        if cause.group is not None:
+            # The same defect met again: one finding, dated by the first time.
+            return (cause.cls, cause.subtype, cause.group, worker, pool_kind)
+        if cause.cause_event is not None:
+            return (cause.cls, cause.subtype, cause.cause_event, worker, pool_kind)
+        return (cause.cls, cause.subtype, cause.cause_window, worker, pool_kind)
+
+    def _finding(self, cause: Cause, damage: Damage) -> Finding:
+        key = self._cause_key(cause, damage.worker, damage.pool_kind)
+        finding = self._by_cause.get(key)
+        if finding is None:
+            name = self.follower.names.name(damage.victim)
+            victim = None if damage.victim == TREE else name
+            finding = self._new(cause, damage.worker, damage.pool_kind, victim, damage.step)
+        return finding
+
+    def _new(
+        self, cause: Cause, worker: str, pool_kind: str, victim: str | None, step: int | None
+    ) -> Finding:
+        finding = Finding(
+            id=f"F{len(self.findings) + 1}",
+            cls=cause.cls,
+            subtype=cause.subtype,
+            first_bad_step=step,
+            cause_event=cause.cause_event,
+            cause_window=cause.cause_window,
+            corrupting_event=cause.corrupting_event,
+            victim=victim,
+            culprit=cause.culprit,
+            worker=worker,
+            pool_kind=pool_kind,
+            ruled_out=cause.ruled_out,
+            confidence=cause.confidence,
+            evidence=cause.evidence,
+            remedy=remedy(cause.cls),
+        )
+        self._by_cause[self._cause_key(cause, worker, pool_kind)] = finding
+        self.findings.append(finding)
+        return finding
+
+    def _add(
+        self, cause: Cause, victim: str | None, step: int | None, slots: Ints, positions: Ints
+    ) -> None:
+        """A finding that no canary violation shows."""
+        finding = self._by_cause.get(self._cause_key(cause, "target", "FULL"))
+        if finding is None:
+            finding = self._new(cause, "target", "FULL", victim, step)
+        finding.slots.update(slots.tolist())
+        if victim is not None:
+            finding.blast_radius[victim] = None
+        if finding.positions is not None and victim == finding.victim:
+            finding.positions.update(positions.tolist())
+
+    def _enter(
+        self,
+        finding: Finding,
+        slot: int,
+        position: int,
+        victim: int,
+        reader: str | None,
+        step: int,
+    ) -> None:
+        finding.violations += 1
+        self._by_slot[finding.worker, finding.pool_kind, slot] = finding
+        if reader is not None:
+            finding.blast_radius[reader] = None
+        if finding.cls in _ONE_STEP and step != finding.first_bad_step:
+            return
+        finding.slots.add(slot)
+        finding.seam_slots.discard(slot)
+        if finding.positions is not None and self.follower.names.name(victim) == finding.victim:
+            finding.positions.add(position)
+
+    def _explain_seam(self, chunk: ViolationChunk, k: int, forward: Forward | None) -> None:
+        """A seam belongs to the damage before it; without one, the slot before is the damage."""
+        columns = chunk.columns
+        slot, prev = int(columns["slot"][k]), int(columns["prev_slot"][k])
+        victim, reader = self._victim(chunk, k)
+        finding = self._by_slot.get((*self._lane(chunk), prev))
+        if finding is None:
+            position = int(columns["expected_position"][k]) - 1
+            place = prev if prev > 0 else slot
+            damage = self._damage(chunk, k, forward, place, position, victim)
+            damage.expected_token = None
+            finding = self._finding(self._classifier.cause(damage), damage)
+            self._enter(finding, place, position, victim, reader, chunk.step)
+            finding.violations -= 1
+        finding.violations += 1
+        if finding.cls in _ONE_STEP and chunk.step != finding.first_bad_step:
+            return
+        if slot not in finding.slots:
+            finding.seam_slots.add(slot)
+
+    # Ownership findings that no violation showed.
+
+    def _explain_ownership(self) -> None:
+        explained = {slot for f in self.findings for slot in f.slots}
+        for found in self.follower.rules.findings:
+            slots = [slot for slot in found.slots if slot not in explained]
+            cause = _OWNERSHIP_CAUSES.get(found.what)
+            if not slots or cause is None:
+                continue
+            cls, subtype = cause
+            if found.what == what.WRITE_BY_NON_OWNER and found.actor is None:
+                cls, subtype = "pad_or_dummy_write", "dummy_write"
+            self._add(
+                Cause(
+                    cls=cls,
+                    subtype=subtype or found.what,
+                    cause_event=found.event,
+                    corrupting_event=None,
+                    culprit=Culprit(req=found.actor, step=found.step, event=found.event),
+                    ruled_out=[RuledOut("not_corruption", f"{found.what} needs no hash")],
+                    evidence=[
+                        f"{found.what}: {found.actor or 'a padding row'} at event {found.event}, "
+                        f"owner {found.owner or 'the free list'}",
+                        "no damaged content was read in this trace",
+                    ],
+                ),
+                found.owner if found.owner != "tree" else None,
+                found.step,
+                np.array(slots, dtype=np.int64),
+                np.empty(0, dtype=np.int64),
+            )
+
+    def _is_cached_chain(self, slot: int) -> bool:
+        """Whether the prefix cache holds the chain that ``slot`` held when it was freed."""
+        chain = int(self.follower.free_chain[slot])
+        if self.replay is None or chain == 0:
+            return False
+        lane = self.replay.pool.lanes.get(("target", PoolKind.FULL))
+        cached = np.flatnonzero(self.follower.rules.state.owner == TREE)
+        if lane is None or not len(cached):
+            return False
+        return bool((slot_hash(get_rows(lane.group.k_head, cached), cached) == chain).any())
+
+
+# Classes whose later instances repeat the same defect on other slots: the first step stands for it.
+_ONE_STEP = frozenset({"position_misalign", "wrong_token_fed"})
+# Ownership rule to the class and subtype it stands for when no damage was read.
+_OWNERSHIP_CAUSES: dict[str, tuple[str, str | None]] = {
+    what.DOUBLE_ALLOC: ("double_alloc", None),
+    what.DOUBLE_FREE: ("double_alloc", None),
+    what.FREE_BY_NON_OWNER: ("double_alloc", None),
+    what.WRITE_BY_NON_OWNER: ("late_write", None),
+    what.READ_OF_FOREIGN: ("use_after_free", None),
+    what.READ_OF_FREE: ("use_after_free", None),
+    what.READ_BEFORE_WRITE: ("unwritten_read", "never_written_since_alloc"),
+    what.PUBLISH_OF_FREE: ("prefix_index", None),
+    what.MATCH_OF_FREE: ("prefix_index", "phantom_hit"),
+    what.MATCH_OF_FOREIGN: ("prefix_index", "phantom_hit"),
+}
+
+
+def diagnose_trace(
+    reader: TraceReader,
+    options: ReplayOptions,
+    capacities: Capacities,
+    progress: Callable[[], None] | None = None,
+) -> Diagnosis:
+    """Replay one trace and explain what it shows.
+
+    Args:
+        reader: An open trace.
+        options: What to check.
+        capacities: Launch capacities.
+        progress: Called after each segment.
+
+    Raises:
+        InputError: The trace cannot be used.
+    """
+    diagnoser = Diagnoser(reader.header)
+    replay = Replay(reader.header, options, capacities, diagnoser)
+    diagnoser.replay = replay
+    replay.run(reader, progress)
+    result = replay.result(reader)
+    return Diagnosis(
+        replay=result,
+        ownership=tuple(diagnoser.follower.rules.findings),
+        findings=tuple(diagnoser.findings),
+    )

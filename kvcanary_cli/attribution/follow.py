@@ -1,0 +1,388 @@
+"""Follows a replay and keeps the ledger: owners, writers, rows, and the rules they must keep."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvcanary_cli.abi.constants import PADDING_ROW, ForwardMode, PoolKind
+from kvcanary_cli.attribution.context import (
+    AcceptFact,
+    Context,
+    CopyFact,
+    MatchFact,
+    PutFact,
+    transfer_key,
+)
+from kvcanary_cli.attribution.ledger import (
+    BY_COPY,
+    BY_FORWARD,
+    BY_STATE,
+    BY_VERIFY,
+    NEVER,
+    NOBODY,
+    TREE,
+    Names,
+    Writes,
+)
+from kvcanary_cli.attribution.ownership import OwnershipRules
+from kvcanary_cli.replay.chains import slot_hash
+from kvcanary_cli.replay.lanes import get_rows
+from kvcanary_cli.trace.schema import DEVICE_POOLS, TREE_OWNER
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from kvcanary_cli.replay.forwards import Forward
+    from kvcanary_cli.replay.pool import PoolState
+    from kvcanary_cli.trace.header import TraceHeader
+    from kvcanary_cli.trace.segment import Segment
+
+    Ints = NDArray[np.int64]
+
+LANES = (("target", "FULL"), ("target", "SWA"), ("draft", "FULL"))
+_POOL_LANE = {
+    "full": ("target", "FULL"),
+    "swa": ("target", "SWA"),
+    "draft": ("draft", "FULL"),
+}
+
+
+class Follower:
+    """The ledger's side of a replay: everything but the conclusions.
+
+    Attributes:
+        names: Interned owners, requests and namespaces.
+        rules: Owners and ownership findings.
+        writes: Lane to its writers.
+        context: What is not slot by slot.
+        free_chain: [slots] chain value that a slot held when it was freed, 0 = not known.
+    """
+
+    def __init__(self, header: TraceHeader) -> None:
+        pool = header.pool
+        self.header = header
+        self.names = Names()
+        self.rules = OwnershipRules(pool.max_slot + 1, self.names)
+        self.context = Context()
+        self._sizes = {
+            ("target", "FULL"): pool.max_slot + 1,
+            ("target", "SWA"): pool.swa_max_slot + 1,
+            ("draft", "FULL"): pool.max_slot + 1,
+        }
+        self.writes: dict[tuple[str, str], Writes] = {}
+        self.free_chain = np.zeros(pool.max_slot + 1, dtype=np.int64)
+        self.pool: PoolState | None = None
+        self._step = NOBODY
+        self._steps_seen = 0
+        self._end_steps: dict[int, tuple[int, int]] = {}
+
+    def lane(self, worker: str, kind: str) -> Writes:
+        """Writers of a lane, made when first asked for."""
+        writes = self.writes.get((worker, kind))
+        if writes is None:
+            writes = self.writes[worker, kind] = Writes(self._sizes[worker, kind])
+        return writes
+
+    # Events other than forwards.
+
+    def event(self, segment: Segment, k: int, kind: str, row: int) -> None:
+        """Apply one event; kinds that say nothing about ownership pass."""
+        handler = getattr(self, f"_on_{kind}", None)
+        if handler is not None:
+            handler(segment, row, int(segment.index[k]))
+
+    def _on_alloc(self, segment: Segment, row: int, event: int) -> None:
+        slots = segment.tables["alloc"].get_ints("slots", row)
+        assert slots is not None
+        self.rules.alloc(segment.text("alloc", "owner", row) or "", slots, event)
+
+    def _on_free(self, segment: Segment, row: int, event: int) -> None:
+        slots = segment.tables["free"].get_ints("slots", row)
+        assert slots is not None
+        reason = None
+        if "reason" in segment.tables["free"].columns:
+            reason = segment.text("free", "reason", row)
+        lane = None if self.pool is None else self.pool.lanes.get(("target", PoolKind.FULL))
+        if lane is not None:
+            self.free_chain[slots] = slot_hash(get_rows(lane.group.k_head, slots), slots)
+        self.rules.free(segment.text("free", "owner", row) or "", slots, event, reason)
+
+    def _on_own(self, segment: Segment, row: int, event: int) -> None:
+        table = segment.tables["own"]
+        slots = table.get_ints("slots", row)
+        assert slots is not None
+        owner = segment.text("own", "owner", row) or ""
+        entry = segment.text("own", "entry", row) if "entry" in table.columns else None
+        visible = owner == TREE_OWNER and entry is not None
+        giver = segment.text("own", "from", row) or ""
+        self.rules.own(giver, owner, slots, event, visible=visible)
+
+    def _on_publish(self, segment: Segment, row: int, event: int) -> None:
+        table = segment.tables["publish"]
+        slots = table.get_ints("slots", row)
+        req = segment.text("publish", "req", row) if "req" in table.columns else None
+        if slots is not None and req is not None:
+            self.rules.publish(req, slots, event)
+        elif slots is not None:
+            self.rules.publish(None, slots, event)
+
+    def _on_match(self, segment: Segment, row: int, event: int) -> None:
+        slots = segment.tables["match"].get_ints("slots", row)
+        assert slots is not None
+        req = segment.text("match", "req", row) or ""
+        entry = segment.text("match", "entry", row) or ""
+        self.rules.match(req, slots, event)
+        self.context.match(self.names.code(req), MatchFact(event, entry, frozenset(slots.tolist())))
+
+    def _on_fork(self, segment: Segment, row: int, event: int) -> None:
+        table = segment.tables["fork"]
+        shared = table.get_ints("shared", row)
+        if shared is not None:
+            self.rules.share(shared)
+        pairs: list[list[int]] = []
+        if "copy_on_write" in table.columns:
+            pairs = segment.json("fork", "copy_on_write", row) or []
+        for _src, dst in pairs:
+            self.context.cow_event[int(dst)] = event
+
+    def _on_map(self, segment: Segment, row: int, event: int) -> None:
+        table = segment.tables["map"]
+        slots = table.get_ints("slots", row)
+        target, start = table.get_int("row", row), table.get_int("start", row)
+        assert slots is not None
+        assert target is not None
+        assert start is not None
+        self.context.row(target).map(event, start, start + len(slots))
+
+    def _on_row_release(self, segment: Segment, row: int, event: int) -> None:
+        table = segment.tables["row_release"]
+        facts = self.context.row(table.get_int("row", row) or 0)
+        facts.released_event = event
+        facts.released_by = self.names.code(segment.text("row_release", "req", row) or "")
+
+    def _end(self, kind: str, segment: Segment, row: int, event: int) -> None:
+        code = self.names.code(segment.text(kind, "req", row) or "")
+        self.context.ended[code] = event
+        self._end_steps[code] = (event, self._steps_seen)
+
+    def _on_finish(self, segment: Segment, row: int, event: int) -> None:
+        self._end("finish", segment, row, event)
+
+    def _on_abort(self, segment: Segment, row: int, event: int) -> None:
+        self._end("abort", segment, row, event)
+
+    def _on_launch(self, segment: Segment, row: int, event: int) -> None:
+        req = self.names.code(segment.text("launch", "req", row) or "")
+        step = segment.tables["launch"].get_int("step", row) or 0
+        self.context.launches[req, step] = event
+
+    def _on_accept(self, segment: Segment, row: int, event: int) -> None:
+        table = segment.tables["accept"]
+        nodes, tokens = table.get_ints("nodes", row), table.get_ints("tokens", row)
+        assert nodes is not None
+        assert tokens is not None
+        req = self.names.code(segment.text("accept", "req", row) or "")
+        self.context.accepts[req] = AcceptFact(event, tuple(nodes.tolist()), tuple(tokens.tolist()))
+
+    def _on_future_put(self, segment: Segment, row: int, event: int) -> None:
+        table = segment.tables["future_put"]
+        req = self.names.code(segment.text("future_put", "req", row) or "")
+        ring, token = table.get_int("ring", row) or 0, table.get_int("token", row) or 0
+        step = self.context.last_step_of.get(req, NOBODY)
+        puts: deque[PutFact] = self.context.puts.setdefault(ring, deque(maxlen=4))
+        puts.append(PutFact(event, req, token, step))
+
+    def _on_future_get(self, segment: Segment, row: int, event: int) -> None:
+        table = segment.tables["future_get"]
+        req = self.names.code(segment.text("future_get", "req", row) or "")
+        ring, token = table.get_int("ring", row) or 0, table.get_int("token", row) or 0
+        self.context.gets[req] = (event, ring, token)
+
+    def _on_lut(self, segment: Segment, row: int, event: int) -> None:
+        full = segment.tables["lut"].get_ints("full", row)
+        assert full is not None
+        for slot in full.tolist():
+            self.context.lut_event[slot] = event
+
+    def _on_transfer_begin(self, segment: Segment, row: int, event: int) -> None:
+        key = transfer_key(segment.json("transfer_begin", "id", row))
+        if key is not None:
+            self.context.transfers[key] = event
+
+    def _on_transfer_fail(self, segment: Segment, row: int, event: int) -> None:
+        key = transfer_key(segment.json("transfer_fail", "id", row))
+        if key is not None:
+            self.context.failed[key] = event
+
+    def _on_copy(self, segment: Segment, row: int, event: int) -> None:
+        table = segment.tables["copy"]
+        dst = table.get_ints("dst", row)
+        assert dst is not None
+
+        def text(name: str) -> str | None:
+            return segment.text("copy", name, row) if name in table.columns else None
+
+        pool = text("dst_pool") or "full"
+        if pool not in DEVICE_POOLS:
+            return
+        source: Any = segment.json("copy", "src", row)
+        from_request = source["req"] if isinstance(source, dict) else None
+        key = transfer_key(segment.json("copy", "id", row) if "id" in table.columns else None)
+        by = text("by") or from_request
+        writer = NOBODY if by is None else self.names.code(by)
+        begun = self.context.transfers.get(key, NEVER) if key is not None else NEVER
+        self.context.copy(CopyFact(event, writer, text("via") or "", key, begun))
+        foreign: NDArray[np.bool_] | bool = False
+        if pool == "full" and by is not None:
+            foreign = self.rules.write(dst, np.full(len(dst), writer, dtype=np.int32), event, None)
+        writes = self.lane(*_POOL_LANE[pool])
+        if isinstance(source, list) and table.get_bool("canary", row) is not False and by is None:
+            # Content that moved within the pool keeps its writer.
+            self._move(
+                writes, np.array(source, dtype=np.int64), dst, text("src_pool") or pool, pool
+            )
+            return
+        writes.put(dst, req=writer, step=NOBODY, event=event, kind=BY_COPY, foreign=foreign)
+
+    def _move(self, writes: Writes, src: Ints, dst: Ints, src_pool: str, pool: str) -> None:
+        if src_pool != pool:
+            writes.put(dst, req=NOBODY, step=NOBODY, event=NEVER, kind=BY_STATE)
+            return
+        state = self.rules.state
+        # A moved row counts as written when it moved, or it would look older than its slot.
+        events = np.maximum(writes.event[src], state.alloc_event[dst])
+        writes.put(
+            dst,
+            req=writes.req[src],
+            step=0,
+            event=0,
+            kind=BY_FORWARD,
+            position=writes.position[src].astype(np.int64),
+            true_position=writes.true_position[src].astype(np.int64),
+        )
+        writes.event[dst], writes.step[dst] = events, writes.step[src]
+        writes.kind[dst] = writes.kind[src]
+
+    def _on_canary_rows(self, segment: Segment, row: int, event: int) -> None:
+        table = segment.tables["canary_rows"]
+        slots = table.get_ints("slots", row)
+        pool = segment.text("canary_rows", "pool", row) or ""
+        if slots is None or pool not in DEVICE_POOLS:
+            return
+        worker = segment.text("canary_rows", "worker", row) or "target"
+        kind = "SWA" if pool == "swa" else "FULL"
+        self.lane(worker, kind).put(slots, req=NOBODY, step=NOBODY, event=event, kind=BY_STATE)
+
+    # Forwards.
+
+    def req_codes(self, forward: Forward) -> NDArray[np.int32]:
+        """[bs] name code of each batch row, ``NOBODY`` for padding."""
+        return np.array(
+            [NOBODY if req is None else self.names.code(req) for req in forward.reqs],
+            dtype=np.int32,
+        )
+
+    def reads(
+        self, forward: Forward, slots: Ints, reader_rows: Ints, codes: NDArray[np.int32]
+    ) -> NDArray[np.bool_]:
+        """Check what a forward reads; which entries broke a rule."""
+        self._note_step(forward)
+        for code, table_row in zip(codes.tolist(), forward.rows.tolist(), strict=True):
+            if table_row != PADDING_ROW:
+                self.context.last_step_of[code] = forward.step
+        written = self.lane(forward.worker, "FULL").event
+        return self.rules.read(slots, codes[reader_rows], written, forward.event, forward.step)
+
+    def _note_step(self, forward: Forward) -> None:
+        if forward.step != self._step:
+            self._step = forward.step
+            self._steps_seen += 1
+
+    def write_rules(self, forward: Forward, slots: Ints, codes: NDArray[np.int32]) -> Ints:
+        """Check what a forward writes; [tokens of rows] 1 where the writer was no owner."""
+        writers = codes[forward.token_row]
+        foreign = self.rules.write(slots, writers, forward.event, forward.step)
+        pad = self.padding_slots(forward)
+        if len(pad):
+            nobody = np.full(len(pad), NOBODY, dtype=np.int32)
+            self.rules.write(pad, nobody, forward.event, forward.step)
+        out: Ints = foreign.astype(np.int64)
+        return out
+
+    @staticmethod
+    def padding_slots(forward: Forward) -> Ints:
+        """Slots that padding rows of the batch target."""
+        pad: Ints = forward.out_cache_loc[len(forward.token_row) :]
+        return pad[pad > 0]
+
+    def written(
+        self,
+        forward: Forward,
+        lanes: list[Ints],
+        codes: NDArray[np.int32],
+        foreign: Ints,
+        lut: Ints | None,
+    ) -> None:
+        """Enter what a forward wrote."""
+        kind = BY_VERIFY if forward.mode is ForwardMode.TARGET_VERIFY else BY_FORWARD
+        row = forward.token_row
+        positions = forward.batch.positions.numpy()[: len(row)]
+        for index, slots in enumerate(lanes):
+            keep = slots >= 0
+            batch_rows: Ints = row[keep]
+            lane_foreign = foreign[keep] != 0
+            if index == 1:
+                # A SWA slot remembers its full slot, and whether the table agreed.
+                full = forward.out_cache_loc[: len(row)][keep]
+                batch_rows = full
+                lane_foreign = (
+                    np.zeros(len(full), dtype=np.bool_)
+                    if lut is None
+                    else lut[np.maximum(full, 0)] != slots[keep]
+                )
+            self.lane(forward.worker, "SWA" if index else "FULL").put(
+                slots[keep],
+                req=codes[row[keep]],
+                step=forward.step,
+                event=forward.event,
+                kind=kind,
+                position=positions[keep],
+                true_position=forward.true_positions[keep],
+                batch_row=batch_rows,
+                namespace=self._namespaces(forward)[row[keep]],
+                foreign=lane_foreign,
+            )
+        self._note_padding(forward)
+
+    def _namespaces(self, forward: Forward) -> NDArray[np.int32]:
+        if forward.namespaces is None:
+            return np.zeros(len(forward.reqs), dtype=np.int32)
+        return np.array(
+            [0 if n is None else self.names.code(f"namespace:{n}") for n in forward.namespaces],
+            dtype=np.int32,
+        )
+
+    def _note_padding(self, forward: Forward) -> None:
+        writes = self.lane(forward.worker, "FULL")
+        tail = forward.out_cache_loc[len(forward.token_row) :]
+        bs, active = len(forward.rows), int((forward.rows != PADDING_ROW).sum())
+        for k, slot in enumerate(tail.tolist()):
+            if slot > 0:
+                writes.pad_event[slot], writes.pad_step[slot] = forward.event, forward.step
+                writes.pad_row[slot] = forward.recorded_row[min(active + k, bs - 1)]
+        if forward.mode.is_decode_or_idle:
+            for b, slot in enumerate(forward.out_cache_loc[: len(forward.token_row)].tolist()):
+                self.context.batch_row_slot[b] = (slot, forward.step)
+
+    def leaks(self) -> None:
+        """Report slots of requests that ended at least two steps before the trace did."""
+        self.rules.leaks(
+            {
+                code: event
+                for code, (event, seen) in self._end_steps.items()
+                if code > TREE and self._steps_seen - seen >= 2
+            }
+        )
