@@ -90,7 +90,7 @@ _VALUES = st.one_of(
 
 
 @given(trace=traces(max_events=6), data=st.data())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_events_with_fields_exchanged_are_refused_in_place_or_kept(
     tmp_path_factory: pytest.TempPathFactory,
     trace: tuple[dict[str, Any], list[Event]],
