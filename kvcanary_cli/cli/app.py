@@ -8,6 +8,8 @@ import typer
 
 from kvcanary_cli import __version__
 from kvcanary_cli.cli.demo import demo
+from kvcanary_cli.cli.explain import EPILOG as EXPLAIN_EPILOG
+from kvcanary_cli.cli.explain import explain
 from kvcanary_cli.cli.replay import EPILOG as REPLAY_EPILOG
 from kvcanary_cli.cli.replay import replay
 from kvcanary_cli.cli.trace import trace_app
@@ -53,4 +55,5 @@ def _options(
 
 app.command("replay", epilog=REPLAY_EPILOG)(replay)
 app.command("demo", epilog="Examples:\n\n  kvcanary demo\n\n  kvcanary demo | less")(demo)
+app.command("explain", epilog=EXPLAIN_EPILOG)(explain)
 app.add_typer(trace_app, name="trace")

@@ -1,0 +1,160 @@
+"""Finds the catalogue's messages in pasted text: wrapped, coloured, quoted, prefixed or cut."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvcanary_cli.abi.constants import FailReason, fail_reason_labels
+from kvcanary_cli.catalog.load import catalogue
+from kvcanary_cli.catalog.template import squeeze
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvcanary_cli.catalog.entry import Entry
+
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+_QUOTE_MARKS = re.compile(r"^[ \t]*[>|│┃║][ \t]?", re.MULTILINE)
+_FRAME_END = re.compile(r"[ \t]*[│┃║][ \t]*$", re.MULTILINE)
+_ELLIPSIS = re.compile(r"\s*(?:\.\.\.|…|\[truncated\])[\s\"'`]*\Z")
+_CANARY_FRAME = re.compile(r"kv_canary|kvcanary")
+# Fixed characters beyond the common beginning that a message cut short must still show.
+_ENOUGH_CHARACTERS = 8
+_COMMON_BEGINNING = "kv-canary:"
+LABEL_CODES: Mapping[str, str] = {
+    label: f"KVC-V{number:02}"
+    for number, reason in enumerate(
+        (
+            FailReason.VERIFY_CHAIN_HASH_MISMATCH,
+            FailReason.VERIFY_POSITION_MISMATCH,
+            FailReason.VERIFY_REAL_KV_HASH_MISMATCH,
+            FailReason.WRITE_TOKEN_MISMATCH,
+            FailReason.WRITE_POSITION_MISMATCH,
+            FailReason.VERIFY_TOKEN_MISMATCH,
+        ),
+        1,
+    )
+    for label in fail_reason_labels(int(reason))
+}
+VIOLATION = "KVC-V00"
+_BLOCK_CODES = {"KVC-V10", "KVC-V11", "KVC-V12", "KVC-V13"}
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A message that was found.
+
+    Attributes:
+        entry: What it is.
+        fields: Its placeholders' values, as text.
+        start: Where it begins in the cleaned text.
+        end: Where it ends.
+        whole: False if the text broke off before the message's end.
+    """
+
+    entry: Entry
+    fields: dict[str, str]
+    start: int
+    end: int
+    whole: bool = True
+
+
+def cleaned(text: str) -> str:
+    """``text`` without colours, frames, reply marks and the escapes of JSON strings."""
+    text = _ESCAPES.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    text = text.replace("\\n", "\n").replace('\\"', '"')
+    return _FRAME_END.sub("", _QUOTE_MARKS.sub("", text))
+
+
+def find_messages(text: str) -> list[Match]:
+    """The messages in ``text``, in order; the more specific entry wins where two overlap."""
+    text = cleaned(text)
+    found = _whole_text(text)
+    if found is not None:
+        return [found]
+    matches = _without_parts(_find_whole(text))
+    return matches or _find_cut(text)
+
+
+def _whole_text(text: str) -> Match | None:
+    """An entry whose text is too common to be searched for.
+
+    It counts only as everything that was pasted, or as the end of a traceback of the canary.
+    """
+    lines = text.strip().strip("\"'`" if text.count("'") % 2 else '"`').splitlines()
+    if not lines or (len(lines) > 1 and not _CANARY_FRAME.search(text)):
+        return None
+    for entry in catalogue().values():
+        if not entry.whole:
+            continue
+        match = entry.matcher.strict.fullmatch(lines[-1].strip())
+        if match:
+            return Match(entry, entry.matcher.values(match), 0, len(text))
+    return None
+
+
+def _find_whole(text: str) -> list[Match]:
+    squeezed = squeeze(text)
+    found = [
+        Match(entry, entry.matcher.values(match), match.start(), match.end())
+        for entry in catalogue().values()
+        if not entry.whole and entry.matcher.could_be_in(squeezed)
+        for match in entry.matcher.tolerant.finditer(text)
+    ]
+    found.sort(key=lambda match: (-match.entry.matcher.specificity, match.start, match.entry.code))
+    kept: list[Match] = []
+    for match in found:
+        if not any(match.start < other.end and other.start < match.end for other in kept):
+            kept.append(match)
+    return sorted(kept, key=lambda match: match.start)
+
+
+def _without_parts(matches: list[Match]) -> list[Match]:
+    """Follow a violation by its reasons; leave out the block's other lines, which repeat it."""
+    if not any(match.entry.code == VIOLATION for match in matches):
+        return matches
+    parts: list[Match] = []
+    for match in matches:
+        if match.entry.code in _BLOCK_CODES:
+            continue
+        parts.append(match)
+        if match.entry.code == VIOLATION:
+            parts += [
+                Match(catalogue()[code], match.fields, match.start, match.end)
+                for label, code in LABEL_CODES.items()
+                if label in match.fields["fail_reason"].split("+")
+            ]
+    return parts
+
+
+def cut_candidates(text: str) -> list[tuple[int, Match]]:
+    """Entries in whose middle ``text`` ends, with the number of fixed characters seen, best first.
+
+    Args:
+        text: Cleaned text.
+    """
+    text = _ELLIPSIS.sub("", text).rstrip(" \t\n\"'`")
+    candidates: list[tuple[int, Match]] = []
+    for entry in catalogue().values():
+        if entry.whole:
+            continue
+        seen = entry.matcher.cut_short(text)
+        if seen is not None:
+            length, fields = seen
+            candidates.append((length, Match(entry, fields, 0, len(text), whole=False)))
+    return sorted(candidates, key=lambda pair: (-pair[0], pair[1].entry.code))
+
+
+def _find_cut(text: str) -> list[Match]:
+    """The one family of messages that ``text`` can be the beginning of, or nothing."""
+    candidates = cut_candidates(text)
+    if not candidates:
+        return []
+    most = candidates[0][0]
+    best = [match for length, match in candidates if length == most]
+    beginning = len(_COMMON_BEGINNING) if _COMMON_BEGINNING in squeeze(text) else 0
+    if most - beginning < _ENOUGH_CHARACTERS or len({m.entry.family for m in best}) > 1:
+        return []
+    return [next((m for m in best if m.entry.variant_of is None), best[0])]
