@@ -103,6 +103,7 @@ FACTS: Mapping[str, str] = {
     "capture_bs": "list[int]: decode batch sizes that were captured",
     "capture_num_tokens": "list[int]: prefill token counts that were captured",
     "mamba_slots": "int: max_mamba_cache_size in effect (Mamba Cache line)",
+    "state_slots_per_request": "int: state slots a request takes (warning of the state cache)",
     "pool_class": "str: class of the KV pool (attach_canary_buffers line)",
     "device_has_kernels": "bool: the canary's compiled kernels exist for this device",
     "max_req_input_len": "int: longest input that the server takes (server-info, B of the refusal)",
