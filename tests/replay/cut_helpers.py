@@ -45,9 +45,15 @@ def assert_same_verdict(source: Path, folder: Path, steps: Steps, **options: Any
     assert alone.coverage.entries_verified == whole.coverage.entries_verified
     assert alone.coverage.entries_written == whole.coverage.entries_written
     assert alone.coverage.sweep_entries == whole.coverage.sweep_entries
-    assert alone.coverage.skip_reasons == whole.coverage.skip_reasons
+    assert _not_checked(alone) == _not_checked(whole)
     assert alone.coverage.token_entries == whole.coverage.token_entries
     assert alone.coverage.lost_events == 0
+
+
+def _not_checked(result: ReplayResult) -> dict[str, int]:
+    """Entries left out by reason; what copies lost is counted in the past, too."""
+    reasons = result.coverage.skip_reasons.items()
+    return {reason: count for reason, count in reasons if not reason.startswith("copied")}
 
 
 def events_of(path: Path) -> list[Event]:

@@ -437,7 +437,7 @@ class Engine:
         depths = [0] * count
         for node in range(1, count):
             depths[node] = depths[parents[node]] + 1
-        tokens = [req.tokens[req.done]] + self._words(count - 1)
+        tokens = [req.tokens[req.done], *self._words(count - 1)]
         path = [0]
         while self.random.random() < 0.7:
             children = [n for n in range(count) if parents[n] == path[-1]]

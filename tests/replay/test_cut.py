@@ -1,0 +1,111 @@
+"""Any cut of any trace shows what the whole trace shows at the same steps."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from random import Random
+
+from hypothesis import HealthCheck, assume, event, given, settings
+from hypothesis import strategies as st
+
+from kvcanary_cli.errors import InputError, NothingCheckedError
+from tests.replay.cut_helpers import (
+    assert_same_verdict,
+    cut_to,
+    events_of,
+    forward_steps,
+    found,
+    run,
+    write_jsonl,
+)
+from tests.replay.cut_simulator import Simulator
+from tests.trace.strategies import traces
+
+_SLOW = settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+_RANDOM = st.integers(0, 1 << 32).map(Random)
+
+
+def _simulated(random: Random, bugs: float, folder: Path) -> Path:
+    head, events = Simulator(random, bugs).trace(random.randint(4, 24))
+    return write_jsonl(folder / "whole.jsonl", head, events)
+
+
+@_SLOW
+@given(random=_RANDOM, bugs=st.sampled_from([0.0, 0.05, 0.2]))
+def test_cut_of_a_simulated_run(random: Random, bugs: float) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        whole = _simulated(random, bugs, folder)
+        steps = forward_steps(whole)
+        assume(steps)
+        for _ in range(2):
+            first, last = sorted(random.choices(steps, k=2))
+            assert_same_verdict(whole, folder, (first, random.choice([last, None])))
+        event("corrupt" if found(whole, steps=(first, last)) else "clean")
+
+
+@_SLOW
+@given(random=_RANDOM, bugs=st.sampled_from([0.05, 0.2]))
+def test_cut_of_a_cut(random: Random, bugs: float) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        whole = _simulated(random, bugs, folder)
+        steps = forward_steps(whole)
+        assume(len(steps) > 2)
+        a, b, c, d = sorted(random.choices(steps, k=4))
+        outer, _ = cut_to(whole, folder, (a, d))
+        (folder / "deeper").mkdir()
+        inner, _ = cut_to(outer, folder / "deeper", (b, c))
+        assert found(inner) == found(whole, steps=(b, c))
+
+
+@_SLOW
+@given(random=_RANDOM, bugs=st.sampled_from([0.05, 0.2]))
+def test_cut_for_a_request_keeps_its_violations(random: Random, bugs: float) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        whole = _simulated(random, bugs, folder)
+        steps = forward_steps(whole)
+        assume(steps)
+        first, last = sorted(random.choices(steps, k=2))
+        expected = [v for v in found(whole, steps=(first, last)) if v.req is not None]
+        reqs = sorted({v.req for v in expected if v.req is not None})
+        assume(reqs)
+        victim = random.choice(reqs)
+        target, cut = cut_to(whole, folder, (first, last), [victim])
+        assert cut.requests is not None
+        assert victim in cut.requests
+        mine = [v for v in found(target) if v.req == victim]
+        assert mine == [v for v in expected if v.req == victim]
+        kinds = {e["kind"] for e in events_of(target)}
+        assert not kinds & {"publish", "unpublish"}
+        event("smaller" if len(cut.requests) < len(reqs) else "all of them")
+
+
+@settings(_SLOW, max_examples=100)
+@given(trace=traces(max_events=20), random=_RANDOM)
+def test_cut_of_any_valid_trace(trace: tuple[dict, list[dict]], random: Random) -> None:
+    head, events = trace
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        whole = write_jsonl(folder / "whole.jsonl", head, events)
+        steps = forward_steps(whole)
+        assume(steps)
+        first, last = sorted(random.choices(steps, k=2))
+        try:
+            run(whole, steps=(first, last))
+        except InputError:
+            assume(False)
+        assert found(whole, steps=(first, last)) == _cut_and_replay(whole, folder, first, last)
+
+
+def _cut_and_replay(whole: Path, folder: Path, first: int, last: int) -> list:
+    try:
+        return found(cut_to(whole, folder, (first, last))[0])
+    except NothingCheckedError:
+        return []
