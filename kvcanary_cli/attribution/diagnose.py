@@ -19,6 +19,7 @@ from kvcanary_cli.attribution.contents import Namespaces, Sidecars
 from kvcanary_cli.attribution.damage import Cause, Damage
 from kvcanary_cli.attribution.follow import Follower
 from kvcanary_cli.attribution.ledger import NOBODY, TREE
+from kvcanary_cli.attribution.ranks import RankRecord, rank_number
 from kvcanary_cli.attribution.result import Culprit, Finding, OwnershipFinding, RuledOut
 from kvcanary_cli.replay.chains import slot_hash
 from kvcanary_cli.replay.driver import Replay
@@ -50,11 +51,13 @@ class Diagnosis:
         replay: Violations, capacities, coverage.
         ownership: Broken ownership rules in order of detection.
         findings: Causes in order of their first bad step.
+        rank: What other ranks must have done alike.
     """
 
     replay: ReplayResult
     ownership: tuple[OwnershipFinding, ...]
     findings: tuple[Finding, ...]
+    rank: RankRecord
 
     @property
     def verdict(self) -> str:
@@ -70,6 +73,7 @@ class Diagnoser:
 
     def __init__(self, header: TraceHeader) -> None:
         self.follower = Follower(header)
+        self.record = RankRecord(rank_number(header.rank), header.rank["dp"])
         self.findings: list[Finding] = []
         self.replay: Replay | None = None
         follower = self.follower
@@ -89,6 +93,9 @@ class Diagnoser:
         self._codes: NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._foreign: Ints = np.empty(0, dtype=np.int64)
         self._lanes: list[Ints] = []
+        # Events after the first, up to the second, lie before or in a step to check.
+        self._checked_events: tuple[int | None, int | None] = (None, None)
+        self._last_forward: int | None = None
         self._row_writing = np.full(header.pool.max_slot + 1, NOBODY, dtype=np.int64)
         self._read: tuple[Ints, Ints] = (self._foreign, self._foreign)
 
@@ -99,6 +106,7 @@ class Diagnoser:
             self.follower.pool = self.replay.pool
         if kind == "sidecar_hash":
             self._sidecars.event(segment, k, row, self._add)
+        self.record.event(segment, k, kind, row)
         self.follower.event(segment, k, kind, row)
 
     def begun(
@@ -107,7 +115,9 @@ class Diagnoser:
         follower = self.follower
         if follower.pool is None and self.replay is not None:
             follower.pool = self.replay.pool
+        self._note_range(forward)
         self._codes = follower.req_codes(forward)
+        self.record.forward(forward)
         for code, row in zip(self._codes.tolist(), forward.rows.tolist(), strict=True):
             if row and follower.context.row(row).tenant != code:
                 follower.context.row(row).tenant = code
@@ -116,6 +126,18 @@ class Diagnoser:
         self._namespaces.check(forward, read_slots, reader_rows, self._codes, self._add)
         self._foreign = follower.write_rules(forward, written[0], self._codes)
         self._lanes, self._read = written, (read_slots, reader_rows)
+
+    def _note_range(self, forward: Forward) -> None:
+        if self.replay is None or self.replay.options.steps is None:
+            return
+        if self.replay.options.checks_step(forward.step):
+            first = self._checked_events[0]
+            before = forward.event if self._last_forward is None else self._last_forward
+            self._checked_events = (before if first is None else first, forward.event)
+        elif self._checked_events[0] is None:
+            # Nothing to check yet: no event has counted so far.
+            self._checked_events = (None, None)
+        self._last_forward = forward.event
 
     def _not_own_writes(
         self, forward: Forward, read_slots: Ints, reader_rows: Ints, written: Ints
@@ -149,6 +171,11 @@ class Diagnoser:
         )
         for number, finding in enumerate(self.findings, 1):
             finding.id = f"F{number}"
+
+    def is_checked_event(self, event: int) -> bool:
+        """Whether an event outside forwards belongs to the steps to check."""
+        first, last = self._checked_events
+        return first is None or (event > first and (last is None or event <= last))
 
     # From violations to findings.
 
@@ -450,12 +477,39 @@ def diagnose_trace(
         InputError: The trace cannot be used.
     """
     diagnoser = Diagnoser(reader.header)
-    replay = Replay(reader.header, options, capacities, diagnoser)
+    watcher = None if options.strict_upstream else diagnoser
+    replay = Replay(reader.header, options, capacities, watcher)
     diagnoser.replay = replay
     replay.run(reader, progress)
     result = replay.result(reader)
+    diagnoser.record.lost = bool(result.coverage.lost_events)
     return Diagnosis(
         replay=result,
-        ownership=tuple(diagnoser.follower.rules.findings),
-        findings=tuple(diagnoser.findings),
+        ownership=tuple(o for o in diagnoser.follower.rules.findings if _wanted(o, diagnoser)),
+        findings=tuple(f for f in diagnoser.findings if _asked_for(f, options)),
+        rank=diagnoser.record,
     )
+
+
+def _wanted(found: OwnershipFinding, diagnoser: Diagnoser) -> bool:
+    """Whether the options ask for this broken rule."""
+    assert diagnoser.replay is not None
+    options = diagnoser.replay.options
+    if options.slots and not options.slots & set(found.slots):
+        return False
+    if options.reqs and not options.reqs & {found.owner, found.actor}:
+        return False
+    if found.step is not None:
+        return options.checks_step(found.step)
+    return diagnoser.is_checked_event(found.event)
+
+
+def _asked_for(finding: Finding, options: ReplayOptions) -> bool:
+    """Whether the options ask for this finding."""
+    if options.slots and not options.slots & (finding.slots | finding.seam_slots):
+        return False
+    parties = {finding.victim, finding.culprit.req, *finding.blast_radius}
+    if options.reqs and not options.reqs & parties:
+        return False
+    step = finding.first_bad_step
+    return step is None or options.checks_step(step)

@@ -110,6 +110,8 @@ class Finding:
         remedy: What to do.
         blast_radius: Requests that read the damage.
         violations: How many violations belong to it.
+        rank: Rank number of the trace it was found in, in a call with several traces.
+        cause_rank: Rank that did otherwise, for ``rank_divergence``.
     """
 
     id: str
@@ -132,4 +134,5 @@ class Finding:
     remedy: str = ""
     blast_radius: dict[str, None] = field(default_factory=dict)
     violations: int = 0
-    rank: str | None = None
+    rank: int | None = None
+    cause_rank: int | None = None

@@ -21,8 +21,8 @@ def demo() -> None:
         "This trace was recorded from SGLang 0.5.23. At step 40 one slot of a running request was\n"
         "put back on the free list, and the next allocation handed it to another token."
     )
-    results = run_replays([str(DEMO_TRACE)], ReplayOptions(), out)
-    for part in replay_text.render(results, width=out.width, max_rows=_MAX_ROWS, verbose=False):
+    report = run_replays([str(DEMO_TRACE)], ReplayOptions(), out)
+    for part in replay_text.render(report, width=out.width, max_rows=_MAX_ROWS, verbose=False):
         out.print(part)
     out.note(
         "\nTry next:\n"

@@ -21,6 +21,7 @@ from kvcanary_cli.errors import (
 )
 
 if TYPE_CHECKING:
+    from kvcanary_cli.attribution.report import Report
     from kvcanary_cli.replay.options import ReplayOptions
     from kvcanary_cli.replay.result import Capacities, ReplayResult
     from kvcanary_cli.trace.header import TraceHeader
@@ -168,11 +169,11 @@ def replay(
     file = None if output is None else open_result_file(output)
     try:
         out = Output(file, quiet=quiet)
-        results = run_replays(
+        report = run_replays(
             [str(path) for path in traces], options, out, config=config, capacity=capacity
         )
         _render(
-            results,
+            report,
             out,
             output_format=output_format,
             log_lines=log_lines,
@@ -183,7 +184,7 @@ def replay(
     finally:
         if file is not None:
             file.close()
-    raise typer.Exit(exit_code(results, exit_zero=exit_zero))
+    raise typer.Exit(exit_code(report, exit_zero=exit_zero))
 
 
 def run_replays(
@@ -193,36 +194,36 @@ def run_replays(
     *,
     config: Path | None = None,
     capacity: str | None = None,
-) -> list[ReplayResult]:
-    """Replay each trace in turn.
+) -> Report:
+    """Replay each trace in turn and put the results together.
 
     Raises:
         InputError: A trace or the configuration cannot be used.
         NothingCheckedError: A filter that names nothing in any trace.
     """
+    from kvcanary_cli.attribution.diagnose import diagnose_trace
+    from kvcanary_cli.attribution.report import Report
     from kvcanary_cli.replay.capacity import parse_capacity_option
-    from kvcanary_cli.replay.driver import replay_trace
     from kvcanary_cli.trace.reader import open_trace
 
     overrides = {} if capacity is None else parse_capacity_option(capacity)
     arguments = None if config is None else _read_config(config)
     _prepare_backend(options.backend, out)
-    results = []
+    diagnoses = []
     for path in _expand(paths):
         reader = open_trace(path)
         capacities = _capacities(reader.header, config, arguments, overrides)
         with _progress(out, reader) as advance:
-            results.append(replay_trace(reader, options, capacities, advance))
-    _check_filters(results, options)
-    return results
+            diagnoses.append(diagnose_trace(reader, options, capacities, advance))
+    _check_filters([diagnosis.replay for diagnosis in diagnoses], options)
+    return Report.of(diagnoses)
 
 
-def exit_code(results: list[ReplayResult], *, exit_zero: bool) -> int:
-    """Exit status for these results (docs/output.md)."""
+def exit_code(report: Report, *, exit_zero: bool) -> int:
+    """Exit status for this report (docs/output.md)."""
     from kvcanary_cli.replay.result import Verdict
-    from kvcanary_cli.report.replay_json import overall_verdict
 
-    verdict = overall_verdict(results)
+    verdict = report.verdict
     if verdict == Verdict.NOT_CHECKED:
         return EXIT_NOTHING_CHECKED
     found = verdict != Verdict.CLEAN
@@ -230,7 +231,7 @@ def exit_code(results: list[ReplayResult], *, exit_zero: bool) -> int:
 
 
 def _render(
-    results: list[ReplayResult],
+    report: Report,
     out: Output,
     *,
     output_format: FormatName,
@@ -243,18 +244,18 @@ def _render(
     from kvcanary_cli.report import replay_json, replay_text
 
     if output_format is FormatName.json:
-        out.write(replay_json.json_parts(results))
+        out.write(replay_json.json_parts(report))
         return
     if output_format is FormatName.jsonl:
-        out.write(replay_json.jsonl_parts(results))
+        out.write(replay_json.jsonl_parts(report))
         return
     if log_lines:
-        out.write(lines.log_lines(results))
+        out.write(lines.log_lines(report))
         return
     if quiet:
-        out.print(replay_text.summary_line(results))
+        out.print(replay_text.summary_line(report))
         return
-    for part in replay_text.render(results, width=out.width, max_rows=max_rows, verbose=verbose):
+    for part in replay_text.render(report, width=out.width, max_rows=max_rows, verbose=verbose):
         out.print(part)
 
 

@@ -571,6 +571,7 @@ class Replay:
                 name: tuple(w.state.slot_run_counters.tolist()) for name, w in self.workers.items()
             },
             request_ids=frozenset(self.requests_checked),
+            diagnosed=self.watcher is not None,
             ring_lost=sum(w.collector.ring_lost for w in self.workers.values()),
         )
 

@@ -119,6 +119,7 @@ class ReplayResult:
         kernel_counters: Worker to launches per tag [12] (specification 1.12).
         slot_counters: Worker to entries per tag [12].
         request_ids: Requests of the forwards that were checked.
+        diagnosed: Whether a watcher looked for owners and causes.
         ring_lost: Violations beyond ``--ring-capacity``, not in ``violations``.
     """
 
@@ -134,3 +135,8 @@ class ReplayResult:
     slot_counters: dict[str, tuple[int, ...]]
     request_ids: frozenset[str] = frozenset()
     ring_lost: int = 0
+    diagnosed: bool = False
+
+    @property
+    def ownership_checked(self) -> bool:
+        return self.diagnosed and "alloc" in self.trace.records

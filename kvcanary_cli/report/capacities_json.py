@@ -41,6 +41,7 @@ def suggest_json(outcome: Outcome, budget_bytes: int | None) -> str:
             ],
             "unfixable": [_check(check) for check in outcome.unfixable],
             "advice": list(outcome.advice),
+            "needed": not outcome.passes_already,
         }
     )
 
@@ -125,6 +126,7 @@ def report_object(report: CheckReport) -> dict[str, Any]:
         ],
         "remarks": [remark.text for remark in resolution.remarks],
         "notices": list(report.notices),
+        "advice": list(report.advice),
         "violations_logged": report.violations_logged,
         "verdict": report.verdict.value,
     }

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from kvcanary_cli.serving.check_result import Check, CheckReport
+    from kvcanary_cli.serving.check_result import Check, CheckReport, Fix
+    from kvcanary_cli.serving.values import CapacityPart
 
 _RIGHT = frozenset({"limit", "demand", "margin", "value", "here", "there"})
 _MEMORY = "memory"
@@ -31,11 +32,8 @@ def summary_line(report: CheckReport) -> str:
         return f"not checked: the capacities are unknown ({missing or 'no inputs'})"
     if report.failing:
         codes = ", ".join(dict.fromkeys(_label(check) for check in report.failing))
-        return (
-            f"{count(len(report.failing), 'check')} of {len(report.checks)} fails: {codes}"
-            if (len(report.failing) == 1)
-            else f"{count(len(report.failing), 'check')} of {len(report.checks)} fail: {codes}"
-        )
+        verb = "fails" if len(report.failing) == 1 else "fail"
+        return f"{len(report.failing)} of {count(len(report.checks), 'check')} {verb}: {codes}"
     unknown = len(report.checks) - len(checks)
     tail = f", {unknown} unknown" if unknown else ""
     return f"ok: {count(len(checks), 'check')} passed{tail}"
@@ -84,10 +82,18 @@ def _capacities(report: CheckReport, width: int) -> Iterator[RenderableType]:
     rows = []
     for part in report.parts:
         value = number(part.value) if part.value is not None else "unknown"
-        source = part.formula if part.source == "formula" else part.source
+        source = _formula(part) if part.source == "formula" else part.source
         rows.append((part.name, value, source))
     yield data_table(("capacity", "value", "formula"), rows, width=width, right=_RIGHT)
     yield ""
+
+
+def _formula(part: CapacityPart) -> str:
+    """The formula in the short names of this report."""
+    text = part.formula
+    if part.name.endswith("write_entry_capacity"):
+        text = text.replace("max(cuda_graph_max_bs, req_to_token_pool_size)", "write_req")
+    return text.replace("speculative_num_draft_tokens", "draft_tokens")
 
 
 def _checks(report: CheckReport, width: int) -> Iterator[RenderableType]:
@@ -124,11 +130,15 @@ def _messages(report: CheckReport) -> Iterator[RenderableType]:
 
 def _fixes(report: CheckReport) -> Iterator[RenderableType]:
     lines = []
+    helped: dict[Fix, list[str]] = {}
     for check in report.failing:
         for fix in check.fixes:
-            flags = " ".join(setting(change.flag, change.after) for change in fix.changes)
-            cost = "" if fix.cost_bytes is None else f", costs {size(fix.cost_bytes)}"
-            lines.append(f"  {_label(check)}: {flags} ({fix.why}{cost})")
+            helped.setdefault(fix, []).append(check.code or check.name)
+    for fix, codes in helped.items():
+        flags = " ".join(setting(change.flag, change.after) for change in fix.changes)
+        cost = "" if fix.cost_bytes is None else f", costs {size(fix.cost_bytes)}"
+        lines.append(f"  {', '.join(codes)}: {flags} ({fix.why}{cost})")
+    lines += [f"  {line}" for line in report.advice]
     for refusal in report.refusals:
         lines.append(f"  {refusal.code or 'server'} refused: {refusal.fix}")
     if lines:

@@ -9,9 +9,9 @@ from kvcanary_cli.canary.violation_text import ViolationRow, violation_line
 from kvcanary_cli.replay.violations import VERIFY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from kvcanary_cli.replay.result import ReplayResult
+    from kvcanary_cli.attribution.report import Report
     from kvcanary_cli.replay.violations import Violation
 
 _KV = int(FailReason.VERIFY_REAL_KV_HASH_MISMATCH)
@@ -48,9 +48,9 @@ def ring_rows(violation: Violation) -> Iterator[ViolationRow]:
         )
 
 
-def log_lines(results: Sequence[ReplayResult]) -> Iterator[str]:
+def log_lines(report: Report) -> Iterator[str]:
     """Every violation of every launch, one line each."""
-    for result in results:
-        for violation in result.violations:
+    for diagnosis in report.traces:
+        for violation in diagnosis.replay.violations:
             for row in ring_rows(violation):
                 yield violation_line(row) + "\n"

@@ -9,31 +9,24 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from kvcanary_cli import __version__
-from kvcanary_cli.replay.result import Verdict
+from kvcanary_cli.report.finding_dict import finding_dict, ownership_dict
 from kvcanary_cli.report.words import hex64
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from kvcanary_cli.attribution.diagnose import Diagnosis
+    from kvcanary_cli.attribution.report import Report
     from kvcanary_cli.replay.result import CapacityFinding, Coverage, ReplayResult, TraceSummary
     from kvcanary_cli.replay.violations import Violation
 
 SCHEMA_VERSION = 1
 
 
-def overall_verdict(results: Sequence[ReplayResult]) -> str:
-    """The verdict over several traces: the gravest, and clean only if all were checked."""
-    verdicts = {result.verdict for result in results}
-    for verdict in (Verdict.CORRUPT, Verdict.CAPACITY):
-        if verdict in verdicts:
-            return verdict
-    return Verdict.CLEAN if verdicts == {Verdict.CLEAN} else Verdict.NOT_CHECKED
-
-
-def json_parts(results: Sequence[ReplayResult]) -> Iterator[str]:
+def json_parts(report: Report) -> Iterator[str]:
     """One JSON object; several traces stand under ``traces``, what was found carries ``rank``."""
-    several = len(results) > 1
-    first = results[0]
+    several = len(report.traces) > 1
+    results = [diagnosis.replay for diagnosis in report.traces]
     head: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "tool": {"name": "kvcanary", "version": __version__},
@@ -42,39 +35,49 @@ def json_parts(results: Sequence[ReplayResult]) -> Iterator[str]:
     if several:
         head["traces"] = [_trace_facts(result) for result in results]
     else:
-        head |= _trace_facts(first)
+        head |= _trace_facts(results[0])
     head["capacity_violations"] = [
-        _ranked(capacity_dict(finding), result, several)
-        for result in results
-        for finding in result.capacity_violations
+        _ranked(capacity_dict(finding), diagnosis, several)
+        for diagnosis in report.traces
+        for finding in diagnosis.replay.capacity_violations
     ]
     text = json.dumps(head, ensure_ascii=False)
     yield text[:-1] + ', "violations": ['
     separator = ""
-    for result in results:
-        for violation in result.violations:
-            cell = _ranked(violation_dict(violation), result, several)
+    for diagnosis in report.traces:
+        for violation in diagnosis.replay.violations:
+            cell = _ranked(violation_dict(violation), diagnosis, several)
             yield separator + json.dumps(cell, ensure_ascii=False)
             separator = ", "
     tail: dict[str, Any] = {
-        "ownership": [],
-        "findings": [],
-        "coverage": coverage_dict(first.coverage, first) if not several else _merged(results),
-        "verdict": overall_verdict(results),
+        "ownership": [
+            _ranked(ownership_dict(found), diagnosis, several)
+            for diagnosis in report.traces
+            for found in diagnosis.ownership
+        ],
+        "findings": [finding_dict(finding) for finding in report.findings],
+        "coverage": _merged(results),
+        "verdict": report.verdict,
     }
     yield "], " + json.dumps(tail, ensure_ascii=False)[1:] + "\n"
 
 
-def jsonl_parts(results: Sequence[ReplayResult]) -> Iterator[str]:
+def jsonl_parts(report: Report) -> Iterator[str]:
     """One object a line: capacity violations, violations, then the ``summary``."""
-    several = len(results) > 1
-    for result in results:
-        for finding in result.capacity_violations:
-            cell = {"kind": "capacity_violation"} | capacity_dict(finding)
-            yield json.dumps(_ranked(cell, result, several), ensure_ascii=False) + "\n"
-        for violation in result.violations:
+    several = len(report.traces) > 1
+    results = [diagnosis.replay for diagnosis in report.traces]
+    for diagnosis in report.traces:
+        for overflow in diagnosis.replay.capacity_violations:
+            cell = {"kind": "capacity_violation"} | capacity_dict(overflow)
+            yield json.dumps(_ranked(cell, diagnosis, several), ensure_ascii=False) + "\n"
+        for violation in diagnosis.replay.violations:
             cell = {"kind": "violation"} | violation_dict(violation)
-            yield json.dumps(_ranked(cell, result, several), ensure_ascii=False) + "\n"
+            yield json.dumps(_ranked(cell, diagnosis, several), ensure_ascii=False) + "\n"
+        for found in diagnosis.ownership:
+            cell = {"kind": "ownership"} | ownership_dict(found)
+            yield json.dumps(_ranked(cell, diagnosis, several), ensure_ascii=False) + "\n"
+    for finding in report.findings:
+        yield json.dumps({"kind": "finding"} | finding_dict(finding), ensure_ascii=False) + "\n"
     summary: dict[str, Any] = {
         "kind": "summary",
         "schema_version": SCHEMA_VERSION,
@@ -83,17 +86,17 @@ def jsonl_parts(results: Sequence[ReplayResult]) -> Iterator[str]:
         "traces": [_trace_facts(result) for result in results],
         "capacity_violations": sum(len(r.capacity_violations) for r in results),
         "violations": sum(len(r.violations) for r in results),
-        "findings": 0,
+        "ownership": sum(len(diagnosis.ownership) for diagnosis in report.traces),
+        "findings": len(report.findings),
         "coverage": _merged(results),
-        "verdict": overall_verdict(results),
+        "verdict": report.verdict,
     }
     yield json.dumps(summary, ensure_ascii=False) + "\n"
 
 
-def _ranked(cell: dict[str, Any], result: ReplayResult, several: bool) -> dict[str, Any]:
+def _ranked(cell: dict[str, Any], diagnosis: Diagnosis, several: bool) -> dict[str, Any]:
     if several:
-        cell["rank"] = result.trace.rank
-        cell["trace"] = result.trace.path
+        cell["rank"] = diagnosis.rank.number
     return cell
 
 
@@ -207,8 +210,8 @@ def coverage_dict(coverage: Coverage, result: ReplayResult) -> dict[str, Any]:
         "checks": {
             "capacities": result.capacities.known,
             "canary": bool(coverage.forwards or coverage.sweeps),
-            "ownership": False,
-            "findings": False,
+            "ownership": result.ownership_checked,
+            "findings": result.diagnosed,
         },
         "notes": list(coverage.notes),
     }

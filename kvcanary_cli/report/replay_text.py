@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from kvcanary_cli.replay.result import Verdict
+from kvcanary_cli.report.finding_text import finding_part, ownership_part
 from kvcanary_cli.report.fold import fold_violations
-from kvcanary_cli.report.replay_json import overall_verdict
 from kvcanary_cli.report.tables import data_table
 from kvcanary_cli.report.words import count, safe
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from kvcanary_cli.attribution.report import Report
     from kvcanary_cli.replay.result import CapacityFinding, ReplayResult
     from kvcanary_cli.report.fold import FoldedViolation
 
@@ -30,28 +31,36 @@ _STYLE = {
 
 
 def render(
-    results: Sequence[ReplayResult], *, width: int, max_rows: int | None, verbose: bool
+    report: Report, *, width: int, max_rows: int | None, verbose: bool
 ) -> Iterator[RenderableType]:
     """Everything for the terminal, in order; the last line is the summary.
 
     Args:
-        results: One or more traces.
+        report: One or more traces.
         width: Columns of the terminal.
         max_rows: Rows of each table, None = all; what is left out is counted.
         verbose: Whether launch counters and all notes are shown.
     """
-    for result in results:
+    for diagnosis in report.traces:
+        result = diagnosis.replay
         yield _header(result)
         yield from _capacity_part(result, width, max_rows)
         yield from _violation_part(result, width, max_rows)
+        yield from ownership_part(diagnosis, width, max_rows)
+        for finding in diagnosis.findings:
+            yield from finding_part(finding, diagnosis)
         yield _coverage(result, verbose=verbose)
         yield ""
-    yield summary_line(results)
+    for finding in report.divergences:
+        yield from finding_part(finding, None)
+        yield ""
+    yield summary_line(report)
 
 
-def summary_line(results: Sequence[ReplayResult]) -> Text:
+def summary_line(report: Report) -> Text:
     """The closing line: verdict, what was found, what was checked."""
-    verdict = overall_verdict(results)
+    verdict = report.verdict
+    results = [diagnosis.replay for diagnosis in report.traces]
     violations = sum(len(result.violations) for result in results)
     overflows = sum(len(result.capacity_violations) for result in results)
     steps = sum(result.coverage.steps for result in results)
@@ -251,7 +260,8 @@ def _coverage(result: ReplayResult, *, verbose: bool) -> Text:
             )
         )
     lines += [_line("", safe(note)) for note in coverage.notes]
-    lines.append(_line("", "slot ownership and root causes are not checked by this version"))
+    if not result.diagnosed:
+        lines.append(_line("", "slot ownership and root causes were not checked"))
     if coverage.blind_to:
         lines.append(_line("BLIND TO", ", ".join(coverage.blind_to)))
     if verbose:

@@ -1,0 +1,84 @@
+"""The text of ``suggest-flags``: the smallest change first, then the alternatives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from kvcanary_cli.report.capacities_text import summary_line
+from kvcanary_cli.report.capacities_words import flag_value, setting, size
+from kvcanary_cli.report.words import count, safe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
+
+    from kvcanary_cli.serving.check_result import Suggestion
+    from kvcanary_cli.serving.suggest import Outcome
+
+_MAX_ALTERNATIVES = 5
+
+
+def suggest_summary(outcome: Outcome) -> str:
+    """One line: what to change, or why nothing helps."""
+    if outcome.passes_already:
+        return "no change is needed: every check passes"
+    if outcome.suggestions:
+        return f"set {flags_line(outcome.suggestions[0])}"
+    if outcome.rejected:
+        cost = min(one.fix.cost_bytes or 0 for one in outcome.rejected)
+        return f"nothing fits the budget: the cheapest change costs {size(cost)}"
+    names = ", ".join(f"{check.code} {check.name}".strip() for check in outcome.unfixable)
+    return f"no flag makes every check pass: {names or summary_line(outcome.before)}"
+
+
+def flags_line(suggestion: Suggestion) -> str:
+    """The changed flags as they are written on a command line."""
+    return " ".join(setting(change.flag, change.after) for change in suggestion.fix.changes)
+
+
+def render_suggestions(outcome: Outcome, budget_bytes: int | None) -> Iterator[RenderableType]:
+    """The outcome, part by part."""
+    before = outcome.before
+    yield Text(safe(f"sources: {', '.join(before.sources)}"))
+    basis = before.resolution.version_basis
+    because = "" if basis == "given" else f" ({basis})"
+    yield Text(safe(f"server: sglang {before.resolution.version}{because}"))
+    yield Text(safe(f"as it is: {summary_line(before)}"))
+    for check in before.failing:
+        yield Text(safe(f"  {check.code or check.name}: {check.message or check.cause}"))
+    yield ""
+    for k, suggestion in enumerate(outcome.suggestions[:_MAX_ALTERNATIVES]):
+        yield from _suggestion("suggestion" if not k else f"alternative {k}", suggestion)
+    if not outcome.suggestions and outcome.rejected:
+        yield Text(f"nothing fits the budget of {size(budget_bytes)}; what binds:")
+        for suggestion in outcome.rejected[:_MAX_ALTERNATIVES]:
+            yield from _suggestion("over budget", suggestion)
+    if outcome.unfixable:
+        yield Text("no flag helps against:")
+        for check in outcome.unfixable:
+            yield Text(safe(f"  {check.code} {check.name}: {check.cause}"))
+        for refusal in before.refusals:
+            yield Text(safe(f"  {refusal.fix}"))
+    for line in outcome.advice:
+        yield Text(safe(line))
+    yield Text(safe(suggest_summary(outcome)), style="bold")
+
+
+def _suggestion(title: str, suggestion: Suggestion) -> Iterator[RenderableType]:
+    fix = suggestion.fix
+    yield Text(safe(f"{title}: {flags_line(suggestion)}"), style="bold")
+    for change in fix.changes:
+        before = "not set" if change.before is None else flag_value(change.before)
+        yield Text(safe(f"  {change.flag}: {before} -> {flag_value(change.after)}"))
+    yield Text(safe(f"  why: {fix.why}"))
+    yield Text(
+        f"  memory per rank: {'unknown' if fix.cost_bytes is None else size(fix.cost_bytes)}"
+    )
+    for effect in fix.effects:
+        yield Text(safe(f"  changes: {effect}"))
+    passed = sum(check.status == "ok" for check in suggestion.report.checks)
+    yield Text(f"  verified: the checks were run again with it, {count(passed, 'check')} passed")
+    yield ""
