@@ -75,3 +75,8 @@ def cell_from_sizes(*, kv_gib: float, tokens: int) -> float:
 def swa_tokens(full_tokens: int, ratio: float, page_size: int) -> int:
     """Slots of the sliding-window pool beside ``full_tokens`` of the full pool."""
     return int(full_tokens * ratio) // page_size * page_size
+
+
+def tokens_from_usage(used_tokens: int, usage: float) -> int | None:
+    """T from a batch line's token count and usage; usage has two decimals, so it is an estimate."""
+    return round(used_tokens / usage) if usage > 0 else None

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 _LEAST, _MOST = 2048, 4096
 _FIRST_WITH_STATE_CAP: Release = (0, 5, 2)
 _SMALL_POOL = 32
+_INPUT_MARGIN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,3 +204,13 @@ def request_table_columns(
     if page_size > 1 or (uno and release >= (0, 5, 20)):
         extra = max(extra, reserve + page_size - 1)
     return context_len + extra
+
+
+def input_limit(*, tokens: int, context_len: int) -> int:
+    """Longest input that the server takes, as its refusal states it."""
+    return min(context_len - 1, tokens - 1) - _INPUT_MARGIN
+
+
+def tokens_from_input_limit(limit: int, *, context_len: int) -> int | None:
+    """T from the limit that a refused input states; None if the context was the limit."""
+    return limit + _INPUT_MARGIN + 1 if limit < context_len - _INPUT_MARGIN - 1 else None
