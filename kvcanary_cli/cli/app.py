@@ -7,11 +7,16 @@ from typing import Annotated
 import typer
 
 from kvcanary_cli import __version__
+from kvcanary_cli.cli.check_capacities import EPILOG as CHECK_EPILOG
+from kvcanary_cli.cli.check_capacities import check_capacities
 from kvcanary_cli.cli.demo import demo
 from kvcanary_cli.cli.explain import EPILOG as EXPLAIN_EPILOG
 from kvcanary_cli.cli.explain import explain
 from kvcanary_cli.cli.replay import EPILOG as REPLAY_EPILOG
 from kvcanary_cli.cli.replay import replay
+from kvcanary_cli.cli.serving_options import LaunchCommand
+from kvcanary_cli.cli.suggest_flags import EPILOG as SUGGEST_EPILOG
+from kvcanary_cli.cli.suggest_flags import suggest_flags
 from kvcanary_cli.cli.trace import trace_app
 
 app = typer.Typer(
@@ -56,4 +61,6 @@ def _options(
 app.command("replay", epilog=REPLAY_EPILOG)(replay)
 app.command("demo", epilog="Examples:\n\n  kvcanary demo\n\n  kvcanary demo | less")(demo)
 app.command("explain", epilog=EXPLAIN_EPILOG)(explain)
+app.command("check-capacities", epilog=CHECK_EPILOG, cls=LaunchCommand)(check_capacities)
+app.command("suggest-flags", epilog=SUGGEST_EPILOG, cls=LaunchCommand)(suggest_flags)
 app.add_typer(trace_app, name="trace")

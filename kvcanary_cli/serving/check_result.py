@@ -151,6 +151,7 @@ class CheckReport:
         against: That source.
         notices: Warnings about the input.
         violations_logged: Canary violation lines in logs, per source.
+        advice: What helps besides flags, one sentence each.
     """
 
     sources: tuple[str, ...]
@@ -164,6 +165,7 @@ class CheckReport:
     against: str | None = None
     notices: tuple[str, ...] = ()
     violations_logged: dict[str, int] = field(default_factory=dict)
+    advice: tuple[str, ...] = ()
 
     @property
     def failing(self) -> tuple[Check, ...]:

@@ -108,7 +108,7 @@ def _compare(
 def _batch_size(resolution: Resolution, part: CapacityPart, demands: Demands) -> Check:
     demand = demands.largest("batch_size")
     violation = None
-    cause = "no running request can be outside the request pool"
+    cause = "requests never exceed the request pool"
     if demand is None:
         cause = f"unknown demand: {demands.unknown.get('batch_size', '')}"
     if demand is not None and part.value is not None:
@@ -125,22 +125,16 @@ def _batch_cause(resolution: Resolution, part: CapacityPart) -> str:
     pool = resolution.value("req_to_token_pool_size")
     if part.source != "formula":
         return f"the server allocated {part.value} rows ({part.source})"
-    text = f"capacity is max(cuda_graph_max_bs {graph}, request pool {pool})"
-    if pool is not None:
-        text += (
-            f"; a server with these arguments runs at most {pool} requests, so the load was met "
-            "by one with other arguments (--against compares them)"
-        )
-    return text
+    return f"capacity is max(cuda_graph_max_bs {graph}, request pool {pool})"
 
 
 def _padded_batch_size(resolution: Resolution, part: CapacityPart, demands: Demands) -> Check:
     demand = demands.largest("padded_batch_size")
     violation = None
     alignment = row_alignment(resolution)
-    cause = "batches are not padded beyond the pool"
+    cause = "batches are not padded beyond it"
     if alignment > 1:
-        cause = f"batches are padded to multiples of the attention TP size {alignment}"
+        cause = f"padded to multiples of the attention TP size {alignment}"
     if demand is None:
         cause = f"unknown demand: {demands.unknown.get('padded_batch_size', '')}"
     if demand is not None and part.value is not None:
@@ -206,7 +200,7 @@ def _plan_rows(part: CapacityPart) -> Check:
         limit=PLAN_ROWS_LIMIT,
         demand=part.value,
         demand_source="write_req capacity",
-        cause=_missing(part) if part.value is None else "the plan runs over every row of capacity",
+        cause=_missing(part) if part.value is None else "a plan runs over all rows of the capacity",
         message="" if violation is None else violation.message,
     )
 
@@ -238,8 +232,8 @@ def _sharing_cause(resolution: Resolution, capacity: int, most: int | None) -> s
     if most is not None and most <= capacity:
         return f"never: {running_limit(resolution)} requests of full context are {most} entries"
     return (
-        f"overflows only if each slot of a full pool is read by more than "
-        f"{VERIFY_CAPACITY_FACTOR} requests on average (prefix sharing)"
+        f"overflows only if requests share prefixes {VERIFY_CAPACITY_FACTOR}-fold on average "
+        "over a full pool"
     )
 
 
@@ -277,7 +271,7 @@ def _ring(resolution: Resolution, violations: int) -> Check:
             cause=f"{RING_CAPACITY} must be positive",
             message=f"kv-canary: ViolationLog ring_capacity must be positive, got {rows}",
         )
-    cause = "a full ring keeps counting and loses detail only"
+    cause = "a full ring counts on and loses detail only"
     if violations >= rows:
         cause = f"{violations} violations were logged: further ones were counted without detail"
     return Check(

@@ -202,9 +202,7 @@ def _verify_entries(resolution: Resolution, items: list[Demand], unknown: dict[s
     if slots is None:
         unknown["verify_entries"] = "pool_slot_count"
         return
-    items.append(
-        Demand("verify_entries", int(slots), "worst case: a full pool, each slot read once", False)
-    )
+    items.append(Demand("verify_entries", int(slots), "worst case: a full pool, read once", False))
 
 
 def sharing_limit(resolution: Resolution) -> int | None:

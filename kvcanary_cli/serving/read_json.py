@@ -32,8 +32,8 @@ _PARTS = frozenset({"internal_states", "scheduler_info", "kv_events", "frontend"
 _WHAT = "server-info"
 #: Entries of ``internal_states`` that the arguments do not have, by fact.
 _STATE_FACTS = (
-    ("effective_max_running_requests_per_dp", "effective_max_running_requests", int),
-    ("max_total_num_tokens", "kv_tokens", int),
+    ("effective_max_running_requests_per_dp", "effective_max_running_requests"),
+    ("max_total_num_tokens", "kv_tokens"),
 )
 
 _SCHEDULER_FACTS = (
@@ -124,19 +124,17 @@ class _JsonReader:
     def _states(self, states: list[Any]) -> None:
         """What the workers report; the smallest over the workers counts."""
         known = [state for state in states if isinstance(state, dict)]
-        for key, fact, convert in _STATE_FACTS:
-            self._smallest(fact, [s[key] for s in known if key in s], key, convert)
+        for key, fact in _STATE_FACTS:
+            self._smallest(fact, [s[key] for s in known if key in s], key, int)
         memory = [s["memory_usage"] for s in known if isinstance(s.get("memory_usage"), dict)]
-        for key, fact, convert in (
-            ("token_capacity", "kv_tokens", int),
-            ("weight", "weights_gib", float),
-            ("kvcache", "kv_gib", float),
-        ):
+        sizes = (("token_capacity", "kv_tokens"), ("weight", "weights_gib"), ("kvcache", "kv_gib"))
+        for key, fact in sizes:
+            convert = int if fact == "kv_tokens" else float
             self._smallest(fact, [m[key] for m in memory if key in m], key, convert)
         for state in known:
-            sizes = state.get("decode_cuda_graph_bs")
-            if isinstance(sizes, list) and sizes and all(type(size) is int for size in sizes):
-                self.add("capture_bs", sizes, "decode_cuda_graph_bs")
+            captured = state.get("decode_cuda_graph_bs")
+            if isinstance(captured, list) and captured and all(type(s) is int for s in captured):
+                self.add("capture_bs", captured, "decode_cuda_graph_bs")
                 break
 
     def _smallest(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvcanary_cli.errors import InputError
+from kvcanary_cli.serving.changes import with_change
 from kvcanary_cli.serving.options import is_option_name, lookup
 from kvcanary_cli.serving.read_options import interpret, spelling, unknown_to
 from kvcanary_cli.serving.read_raw import Notice, Problem, problems_error
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
     from kvcanary_cli.serving.read_raw import RawReading
     from kvcanary_cli.serving.values import Resolution
     from kvcanary_cli.serving.versions import Version
+
+#: Options that the server itself turns into another value; a difference is no contradiction.
+_CHANGED_BY_RULES = frozenset(
+    {"chunked_prefill_size", "max_running_requests", "dp_size", "enable_dp_attention"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +54,10 @@ class Reading:
 
     def resolve(self, changes: Sequence[Given] = ()) -> Resolution:
         """What the server makes of it, with ``changes`` in place of what they name."""
-        names = {change.name for change in changes}
-        kept = [given for given in self.given if given.name not in names]
-        found = resolve([*kept, *changes], version=self.version)
+        given = list(self.given)
+        for change in changes:
+            given = with_change(given, change.name, change.value, change.source)
+        found = resolve(given, version=self.version)
         if self.version_basis == "given":
             return found
         return replace(found, version_basis=self.version_basis, stated_version=None)
@@ -235,6 +242,8 @@ def _note_conflicts(
             )
     arguments = {**known, **_last_arguments(options)}
     for one in stated:
+        if one.name in _CHANGED_BY_RULES:
+            continue
         old = arguments.get(one.name)
         if one.kind != "resolved" or old is None or old.value == one.value:
             continue

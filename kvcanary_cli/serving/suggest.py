@@ -118,7 +118,7 @@ def suggest(
         suggestions=tuple(one for one in _smallest(ranked) if one.within_budget),
         rejected=tuple(one for one in ranked if not one.within_budget),
         unfixable=tuple(unfixable),
-        advice=_advice(before),
+        advice=advice(before),
     )
 
 
@@ -134,7 +134,7 @@ def with_fixes(report: CheckReport, reading: Reading, demands: Sequence[Demand])
                 if all(c.name != check.name or c.code != check.code for c in after.failing):
                     fixes.append(_fix((way,), report, after))
         checks.append(replace(check, fixes=tuple(fixes)))
-    return replace(report, checks=tuple(checks))
+    return replace(report, checks=tuple(checks), advice=advice(report))
 
 
 def _merged(
@@ -150,7 +150,7 @@ def _statements(ways: Sequence[Alternative]) -> list[Given]:
     given: dict[str, Given] = {}
     for way in ways:
         for name, value in way.values:
-            given[name] = Given(name, value, "suggestion", None, "override")
+            given[name] = Given(name, value, "suggestion", None, "argument")
     return list(given.values())
 
 
@@ -250,13 +250,21 @@ def _smallest(ranked: list[Suggestion]) -> list[Suggestion]:
     return kept
 
 
-def _advice(report: CheckReport) -> tuple[str, ...]:
-    out = []
+def advice(report: CheckReport) -> tuple[str, ...]:
+    """What helps besides flags."""
     batch = next((c for c in report.failing if c.code in ("KVC-B03", "KVC-B05")), None)
-    if batch is not None and batch.limit is not None:
-        flag = flag_of("max_running_requests", report.resolution.version)
+    if batch is None or batch.limit is None:
+        return ()
+    resolution = report.resolution
+    flag = flag_of("max_running_requests", resolution.version)
+    out = [
+        f"or cap the live server: {flag} {batch.limit * int(resolution.value('attn_dp_size', 1))}"
+    ]
+    pool = resolution.value("req_to_token_pool_size")
+    if pool is not None and batch.demand is not None and batch.demand > pool:
         out.append(
-            f"or cap the live server at {flag} {batch.limit}, and make sure that the capacities "
-            "are computed from its arguments (kvcanary check-capacities --against)"
+            f"a server with these arguments runs at most {pool} requests: the load of "
+            f"{batch.demand} was met by one with other arguments; "
+            "check-capacities --against SOURCE lists the differences"
         )
     return tuple(out)
