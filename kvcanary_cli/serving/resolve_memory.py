@@ -232,10 +232,10 @@ def resolve_tokens(state: State) -> None:
             f"T is taken as --max-total-tokens {cap}; the server lowers it if the GPU has less "
             "memory left, which cannot be computed from what was given"
         )
-    missing = [each for each in ("kv_rest_gib", "cell_bytes") if each in state.unknown]
     if name in state.values:
         # Nothing else is computed from it.
         state.unknown.pop("kv_rest_gib", None)
+    missing = [each for each in ("kv_rest_gib", "cell_bytes") if each in state.unknown]
     why = "; ".join(state.unknown[each].why for each in missing) or "memory is not known"
     state.miss(name, why, _GIVE_MEMORY)
     _resolve_window_pool(state)
