@@ -28,8 +28,10 @@ def suggest_summary(outcome: Outcome) -> str:
     if outcome.suggestions:
         return f"set {flags_line(outcome.suggestions[0])}"
     if outcome.rejected:
-        cost = min(one.fix.cost_bytes or 0 for one in outcome.rejected)
-        return f"nothing fits the budget: the cheapest change costs {size(cost)}"
+        costs = [c for one in outcome.rejected if (c := one.fix.cost_bytes) is not None]
+        if not costs:
+            return "nothing is known to fit the budget: the cost of each change is unknown"
+        return f"nothing fits the budget: the cheapest change costs {size(min(costs))} per rank"
     names = ", ".join(f"{check.code} {check.name}".strip() for check in outcome.unfixable)
     return f"no flag makes every check pass: {names or summary_line(outcome.before)}"
 
@@ -53,7 +55,9 @@ def render_suggestions(outcome: Outcome, budget_bytes: int | None) -> Iterator[R
     for k, suggestion in enumerate(outcome.suggestions[:_MAX_ALTERNATIVES]):
         yield from _suggestion("suggestion" if not k else f"alternative {k}", suggestion)
     if not outcome.suggestions and outcome.rejected:
-        yield Text(f"nothing fits the budget of {size(budget_bytes)}; what binds:")
+        yield Text(f"the memory budget of {size(budget_bytes)} per rank binds:")
+        for unknown in before.unknown:
+            yield Text(safe(f"  {unknown.name} is unknown: give {unknown.give}"))
         for suggestion in outcome.rejected[:_MAX_ALTERNATIVES]:
             yield from _suggestion("over budget", suggestion)
     if outcome.unfixable:

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 VERIFY_TOKEN_ASSERT = "SGLANG_KV_CANARY_ENABLE_VERIFY_TOKEN_ASSERT"
 RING_CAPACITY = "SGLANG_KV_CANARY_RING_CAPACITY"
-V_HALF = "SGLANG_KV_CANARY_ENABLE_MHA_V"
 DEFAULT_RING_CAPACITY = 1024
+#: Its full-attention part is compressed and gets no buffers.
+_WINDOW_ONLY_POOL = "DeepSeekV4TokenToKVPool"
 _MIB = 1 << 20
 _GIB = 1 << 30
 
@@ -34,7 +35,8 @@ def memory_use(resolution: Resolution) -> MemoryUse:
     return MemoryUse(
         workspace=_workspace(resolution),
         buffers=_buffers(resolution),
-        ring=ring_bytes(variable(resolution, RING_CAPACITY, DEFAULT_RING_CAPACITY)),
+        ring=ring_bytes(variable(resolution, RING_CAPACITY, DEFAULT_RING_CAPACITY))
+        * runners(resolution),
         expected_tokens=_expected_tokens(resolution),
         available=available,
         available_source=source,
@@ -49,20 +51,28 @@ def _workspace(resolution: Resolution) -> int | None:
     return capacities.workspace_bytes(int(groups))
 
 
+def runners(resolution: Resolution) -> int:
+    """Model runners with buffers of their own: the target, and a draft model if there is one."""
+    algorithm = resolution.value("speculative_algorithm")
+    return 1 if algorithm in (None, "NGRAM") else 2
+
+
 def _buffers(resolution: Resolution) -> int | None:
     slots = resolution.value("pool_slot_count")
     groups = resolution.value("buffer_groups")
     if slots is None or groups is None:
         return None
+    swa = resolution.value("swa_pool_slot_count")
+    if resolution.value("pool_class") == _WINDOW_ONLY_POOL:
+        return None if swa is None else canary_buffer_bytes(num_slots=int(swa), v_half=False)
     # Both halves are always allocated for a pool that has a V half; the variable only decides
     # about launches.
     total = canary_buffer_bytes(num_slots=int(slots), v_half=True)
     if int(groups) > 1:
-        swa = resolution.value("swa_pool_slot_count")
         if swa is None:
             return None
         total += canary_buffer_bytes(num_slots=int(swa), v_half=True)
-    return total
+    return total * runners(resolution)
 
 
 def _expected_tokens(resolution: Resolution) -> int | None:

@@ -141,6 +141,8 @@ def _padded_batch_size(resolution: Resolution, part: CapacityPart, demands: Dema
         violation = check_padded_batch_size(
             batch_size=demand.value, capacity=part.value, engine_version=resolution.version
         )
+        if violation is not None and alignment == 1:
+            cause = _batch_cause(resolution, part)
     return _compare("KVC-B05", "padded_batch_size", part, demand, violation, cause)
 
 

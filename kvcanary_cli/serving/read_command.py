@@ -74,7 +74,7 @@ def read_words(words: Sequence[str], *, folder: Path | None = None) -> RawReadin
         folder: Where relative ``--config`` paths begin; None = the working folder.
     """
     reading = RawReading("command line", "command")
-    located = [Located(word, Place("command line", None, None)) for word in words]
+    located = [Located(word, Place(f"command line, word {k}")) for k, word in enumerate(words, 1)]
     launches: list[Launch] = []
     _find_launch(located, {}, launches, None, 0)
     if not launches:

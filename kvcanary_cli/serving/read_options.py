@@ -180,7 +180,7 @@ def _check_words(item: RawOption, option: Option) -> None:
     """Plain words after an option that takes fewer are arguments of nobody."""
     if item.inline and not option.takes_value:
         raise _ValueProblem(
-            item.place, f"--{item.name} takes no value, found '={item.values[0].text}'"
+            item.place, f"{item.shown} takes no value, found '={item.values[0].text}'"
         )
     limit = 0 if not option.takes_value else None if option.takes_list else 1
     if limit is not None and len(item.values) > limit:
@@ -188,7 +188,7 @@ def _check_words(item: RawOption, option: Option) -> None:
         raise _ValueProblem(
             extra.place,
             f"{extra.text!r} belongs to no option"
-            + (f": --{item.name} takes one value" if limit else f": --{item.name} takes none"),
+            + (f": {item.shown} takes one value" if limit else f": {item.shown} takes none"),
             "the server says: unrecognized arguments",
         )
 
@@ -247,7 +247,7 @@ def _yaml_word(item: RawOption, value: RawScalar, option: Option) -> str:
             value.place,
             f"{item.shown} takes a value, but YAML reads {value.text} as "
             f"{'true' if value.value else 'false'}",
-            f'quote it: "{value.text}"' if option.kind == "str" else "write the number",
+            _bool_help(value, option),
         )
     if value.tag == "int" and option.kind != "str":
         _refuse_odd_number(item, value)
@@ -261,6 +261,12 @@ def _yaml_word(item: RawOption, value: RawScalar, option: Option) -> str:
                 value.place, f"{item.shown}: a number of {len(value.text)} digits is out of range"
             ) from None
     return str(value.value)
+
+
+def _bool_help(value: RawScalar, option: Option) -> str:
+    if option.choices:
+        return f"write {', '.join(option.choices[:-1])} or {option.choices[-1]}"
+    return f'quote it: "{value.text}"' if option.kind == "str" else "write the number"
 
 
 def _null_help(option: Option) -> str:

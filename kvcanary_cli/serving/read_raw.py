@@ -67,7 +67,9 @@ class RawOption:
     @property
     def shown(self) -> str:
         """The option as a message names it."""
-        return f"'{self.name}'" if self.form == "yaml" else f"--{self.name}"
+        if self.form == "yaml":
+            return f"'{self.name}'"
+        return self.name if self.name.startswith("-") else f"--{self.name}"
 
 
 @dataclass(frozen=True, slots=True)

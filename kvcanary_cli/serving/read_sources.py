@@ -60,7 +60,11 @@ class Reading:
         found = resolve(given, version=self.version)
         if self.version_basis == "given":
             return found
-        return replace(found, version_basis=self.version_basis, stated_version=None)
+        # The assumption is told once, with its reason.
+        remarks = tuple(one for one in found.remarks if one.text != found.version_basis)
+        return replace(
+            found, version_basis=self.version_basis, stated_version=None, remarks=remarks
+        )
 
 
 def merge(

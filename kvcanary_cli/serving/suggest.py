@@ -95,7 +95,7 @@ def suggest(
             given = _statements(chosen)
             report = build_report(reading, demands, given) if given else before
             if not report.failing:
-                if chosen:
+                if chosen and _knows_as_much(before, report):
                     key = tuple(sorted((one.name, str(one.value)) for one in given))
                     found.setdefault(key, _suggestion(chosen, given, before, report))
                 continue
@@ -108,11 +108,10 @@ def suggest(
                 continue
             following += [_merged(chosen, combination) for combination in product(*options)]
         pending = list(dict.fromkeys(following))
-    ranked = sorted(found.values(), key=_rank)
+    # Fewest flags first; among as many, the order of preference in which they were tried.
+    ranked = sorted(found.values(), key=lambda one: len(one.fix.changes))
     if budget_bytes is not None:
-        ranked = [
-            replace(one, within_budget=(one.fix.cost_bytes or 0) <= budget_bytes) for one in ranked
-        ]
+        ranked = [replace(one, within_budget=_fits(one, budget_bytes)) for one in ranked]
     return Outcome(
         before=before,
         suggestions=tuple(one for one in _smallest(ranked) if one.within_budget),
@@ -120,6 +119,12 @@ def suggest(
         unfixable=tuple(unfixable),
         advice=advice(before),
     )
+
+
+def _fits(suggestion: Suggestion, budget_bytes: int) -> bool:
+    """An unknown cost fits no budget."""
+    cost = suggestion.fix.cost_bytes
+    return cost is not None and cost <= budget_bytes
 
 
 def with_fixes(report: CheckReport, reading: Reading, demands: Sequence[Demand]) -> CheckReport:
@@ -131,10 +136,27 @@ def with_fixes(report: CheckReport, reading: Reading, demands: Sequence[Demand])
             for way in alternatives(report, check):
                 given = _statements((way,))
                 after = build_report(reading, demands, given)
-                if all(c.name != check.name or c.code != check.code for c in after.failing):
+                if _is_better(report, after, check):
                     fixes.append(_fix((way,), report, after))
         checks.append(replace(check, fixes=tuple(fixes)))
     return replace(report, checks=tuple(checks), advice=advice(report))
+
+
+def _knows_as_much(before: CheckReport, after: CheckReport) -> bool:
+    """No check whose outcome was known is left open by the change."""
+    known = {(c.code, c.name) for c in before.checks if c.status is not Status.UNKNOWN}
+    return not any(c.status is Status.UNKNOWN and (c.code, c.name) in known for c in after.checks)
+
+
+def _is_better(before: CheckReport, after: CheckReport, check: Check) -> bool:
+    """The check passes, and no other one fails for it."""
+    failed = {(c.code, c.name) for c in before.failing}
+    failing = {(c.code, c.name) for c in after.failing}
+    return (
+        failing < failed
+        and (check.code, check.name) not in failing
+        and _knows_as_much(before, after)
+    )
 
 
 def _merged(
@@ -233,11 +255,6 @@ def _number(value: Any) -> str:
     if value is None:
         return "unknown"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-def _rank(suggestion: Suggestion) -> tuple[int, int]:
-    """Fewest flags first, then the cheapest; the order of finding breaks ties."""
-    return len(suggestion.fix.changes), suggestion.fix.cost_bytes or 0
 
 
 def _smallest(ranked: list[Suggestion]) -> list[Suggestion]:

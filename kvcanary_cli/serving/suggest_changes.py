@@ -116,7 +116,10 @@ def _tokens(resolution: Resolution, check: Check) -> Iterator[Alternative]:
             "a chunk is then never larger than the buffers; prefill takes more steps",
         )
     if unchunked and limit and not observed:
-        yield Alternative((("context_length", limit),), "no prompt is then longer than the buffers")
+        yield Alternative(
+            (("context_length", limit),),
+            "no prompt is then longer than the buffers; longer requests are refused",
+        )
 
 
 def _plan_rows(resolution: Resolution, check: Check) -> Iterator[Alternative]:
