@@ -25,7 +25,8 @@ class PoolState:
 
     Attributes:
         table: [rows, row_len] int32 request table.
-        lut: [max_slot + 2] int64 full-to-SWA table, last cell -1; None without a SWA pool.
+        lut: [max_slot + 2] int64 full-to-SWA table, last cell -1; None without a SWA pool, or if
+            its translations were not recorded.
         histories: True tokens, None if they are not compared.
         prefixes: The prefix index.
         row_of: Request to the table row that it last ran in.
@@ -57,7 +58,7 @@ class PoolState:
         self.row_of: dict[str, int] = {}
         self.lut: Ints | None = None
         self._lut_tensor: torch.Tensor | None = None
-        if pool.swa_slots:
+        if pool.swa_slots and "lut" in header.records:
             self.lut = np.zeros(pool.max_slot + 2, dtype=np.int64)
             self.lut[-1] = -1
             self._lut_tensor = torch.from_numpy(self.lut)
@@ -68,10 +69,10 @@ class PoolState:
         self.lanes: dict[tuple[str, PoolKind], Lane] = {}
 
     def make_lanes(self, worker: str) -> list[Lane]:
-        """The lanes of ``worker``: FULL, and SWA for a target with a SWA pool."""
+        """The lanes of ``worker``: FULL, and SWA for a target with a known SWA table."""
         pool = self._header.pool
         kinds = [PoolKind.FULL]
-        if worker == "target" and pool.swa_slots:
+        if worker == "target" and self.lut is not None:
             kinds.append(PoolKind.SWA)
         lanes = []
         for kind in kinds:

@@ -57,6 +57,7 @@ class WorkerCanary:
         table: NDArray[np.int32],
         histories: TokenHistories | None,
         swa_window: int,
+        partial_table: bool,
         violations: ViolationTable,
         tally: Tally,
     ) -> None:
@@ -66,6 +67,7 @@ class WorkerCanary:
         self.lanes = lanes
         self.pending: Forward | None = None
         self._hashed: dict[tuple[int, str], list[Ints]] = {}
+        self._late: list[tuple[int, str, Ints, Ints]] = []
         self._backend = backend
         self._table = table
         self._histories = histories
@@ -89,6 +91,7 @@ class WorkerCanary:
             table=violations,
             tally=tally,
             ring_capacity=options.ring_capacity,
+            partial_table=partial_table,
         )
         groups = [lane.group for lane in lanes]
         endpoints = make_endpoints(
@@ -231,9 +234,15 @@ class WorkerCanary:
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     def note_after_hash(self, lane_index: int, half: str, slots: Ints, hashes: Ints) -> None:
-        """Fingerprints taken after the pending forward."""
-        self.lanes[lane_index].kv[half].set(slots, hashes)
-        self._hashed.setdefault((lane_index, half), []).append(slots)
+        """Fingerprints taken after the pending forward.
+
+        TAIL sees those of slots that the forward wrote; all others count from then on.
+        """
+        wrote = np.isin(slots, self.collector.all_slots(lane_index))
+        self.lanes[lane_index].kv[half].set(slots[wrote], hashes[wrote])
+        self._hashed.setdefault((lane_index, half), []).append(slots[wrote])
+        if not wrote.all():
+            self._late.append((lane_index, half, slots[~wrote], hashes[~wrote]))
 
     def finish(self) -> int:
         """Verify and write the TAIL rows of the pending forward; how many violations it had."""
@@ -257,11 +266,15 @@ class WorkerCanary:
         found = self.collector.emit()
         for index, lane in enumerate(self.lanes):
             lane.note_written(written[index])
+            self.collector.note_lineage(index)
             if forward.tree is not None:
                 lane.unlink(self._loose_nodes(index, forward))
             if self.collector.active:
                 self._tally.entries_written += len(written[index])
         self.pending = None
+        for lane_index, half, slots, hashes in self._late:
+            self.adopt(lane_index, half, slots, hashes)
+        self._late.clear()
         return found
 
     def _loose_nodes(self, index: int, forward: Forward) -> Ints:
@@ -320,8 +333,7 @@ class WorkerCanary:
         if lane.kind is PoolKind.SWA and lut is not None:
             slots = lut[slots]
             prevs = np.where(prevs < 0, prevs, lut[np.maximum(prevs, 0)])
-        if lane.any_unlinked:
-            prevs[lane.unlinked[slots]] = 0
+        prevs[lane.says_nothing(slots, prevs)] = 0
         if lane.unknown is not None:
             prevs[(prevs > 0) & lane.unknown[np.maximum(prevs, 0)]] = 0
             slots[lane.unknown[slots]] = 0
