@@ -11,7 +11,7 @@ import difflib
 import json
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from kvcanary_cli.errors import InputError
@@ -125,8 +125,7 @@ class _Table:
 
 @cache
 def _table() -> _Table:
-    text = files("kvcanary_cli.serving").joinpath("data/options.json").read_text("utf-8")
-    raw = json.loads(text)
+    raw = json.loads(Path(__file__).with_name("data").joinpath("options.json").read_text("utf-8"))
     versions = tuple(parse_version(version) for version in raw["versions"])
     index = {str(version): at for at, version in enumerate(versions)}
     names: dict[str, str] = {}
