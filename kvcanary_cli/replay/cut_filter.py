@@ -75,7 +75,8 @@ def kept_event(segment: Segment, k: int, selection: Selection) -> Event | None:
 
 def _hashes(event: Event, selection: Selection) -> Event | None:
     if event["phase"] == "sweep":
-        return None
+        # The fingerprints are worth keeping, the sweep is not: writers of its slots are left out.
+        event["phase"] = "before"
     slots = np.array(event["slots"], dtype=np.int64)
     kept = np.flatnonzero(selection.needs(event.get("pool"), slots)).tolist()
     if not kept:

@@ -23,7 +23,7 @@ from tests.replay.cut_simulator import Simulator
 from tests.trace.strategies import traces
 
 _SLOW = settings(
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -87,7 +87,7 @@ def test_cut_for_a_request_keeps_its_violations(random: Random, bugs: float) -> 
         event("smaller" if len(cut.requests) < len(reqs) else "all of them")
 
 
-@settings(_SLOW, max_examples=100)
+@settings(_SLOW, max_examples=60)
 @given(trace=traces(max_events=20), random=_RANDOM)
 def test_cut_of_any_valid_trace(trace: tuple[dict, list[dict]], random: Random) -> None:
     head, events = trace
