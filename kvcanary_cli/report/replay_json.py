@@ -1,6 +1,7 @@
 """A replay's result as JSON and as JSON lines: the contract of docs/output.md, version 1.
 
 Text is produced piece by piece, so that a trace with millions of violations needs no second copy.
+It is ASCII: a request id may be any string, half surrogate pairs included, and stdout any encoding.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ def json_parts(report: Report) -> Iterator[str]:
         for diagnosis in report.traces
         for finding in diagnosis.replay.capacity_violations
     ]
-    text = json.dumps(head, ensure_ascii=False)
+    text = json.dumps(head)
     yield text[:-1] + ', "violations": ['
     separator = ""
     for diagnosis in report.traces:
         for violation in diagnosis.replay.violations:
             cell = _ranked(violation_dict(violation), diagnosis, several)
-            yield separator + json.dumps(cell, ensure_ascii=False)
+            yield separator + json.dumps(cell)
             separator = ", "
     tail: dict[str, Any] = {
         "ownership": [
@@ -59,7 +60,7 @@ def json_parts(report: Report) -> Iterator[str]:
         "coverage": _merged(results),
         "verdict": report.verdict,
     }
-    yield "], " + json.dumps(tail, ensure_ascii=False)[1:] + "\n"
+    yield "], " + json.dumps(tail)[1:] + "\n"
 
 
 def jsonl_parts(report: Report) -> Iterator[str]:
@@ -69,15 +70,15 @@ def jsonl_parts(report: Report) -> Iterator[str]:
     for diagnosis in report.traces:
         for overflow in diagnosis.replay.capacity_violations:
             cell = {"kind": "capacity_violation"} | capacity_dict(overflow)
-            yield json.dumps(_ranked(cell, diagnosis, several), ensure_ascii=False) + "\n"
+            yield json.dumps(_ranked(cell, diagnosis, several)) + "\n"
         for violation in diagnosis.replay.violations:
             cell = {"kind": "violation"} | violation_dict(violation)
-            yield json.dumps(_ranked(cell, diagnosis, several), ensure_ascii=False) + "\n"
+            yield json.dumps(_ranked(cell, diagnosis, several)) + "\n"
         for found in diagnosis.ownership:
             cell = {"kind": "ownership"} | ownership_dict(found)
-            yield json.dumps(_ranked(cell, diagnosis, several), ensure_ascii=False) + "\n"
+            yield json.dumps(_ranked(cell, diagnosis, several)) + "\n"
     for finding in report.findings:
-        yield json.dumps({"kind": "finding"} | finding_dict(finding), ensure_ascii=False) + "\n"
+        yield json.dumps({"kind": "finding"} | finding_dict(finding)) + "\n"
     summary: dict[str, Any] = {
         "kind": "summary",
         "schema_version": SCHEMA_VERSION,
@@ -91,7 +92,7 @@ def jsonl_parts(report: Report) -> Iterator[str]:
         "coverage": _merged(results),
         "verdict": report.verdict,
     }
-    yield json.dumps(summary, ensure_ascii=False) + "\n"
+    yield json.dumps(summary) + "\n"
 
 
 def _ranked(cell: dict[str, Any], diagnosis: Diagnosis, several: bool) -> dict[str, Any]:
