@@ -90,12 +90,14 @@ def gpu_key(name: str) -> str | None:
     if plain in MIB_BY_GPU:
         return plain
     dense = plain.replace("-", "")
+    size = re.search(r"\d+gb", plain)
     # The longest key wins: "h200" is no "h20", "rtx6000ada" no "rtxa6000".
     for key in sorted(MIB_BY_GPU, key=len, reverse=True):
         if dense == key.replace("-", "") or plain.startswith(
             (f"{key}-", f"{key}80gb", f"{key}pcie")
         ):
-            return key
+            sized = f"{key}-{size[0]}" if size else key
+            return sized if sized in MIB_BY_GPU else key
     return None
 
 

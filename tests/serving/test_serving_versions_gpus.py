@@ -79,6 +79,8 @@ def test_assumed_version_is_said(text: str | None, rules: str, word: str) -> Non
         ("rtx 4090", 24564),
         ("NVIDIA RTX 6000 Ada Generation", 49140),
         ("NVIDIA A100-SXM4-80GB", 81920),
+        ("NVIDIA A100-SXM4-40GB", 40960),
+        ("NVIDIA H100 PCIe", 81559),
         ("b200", 183359),
     ],
 )
