@@ -232,11 +232,11 @@ def merge(parts: list[tuple[int, LaunchFindings]]) -> tuple[LaunchFindings, Ints
     Returns:
         The findings in entry order with the bits of all launches, and [n] bit masks of the tags
         that saw each. Where launches hold different values the first one counts, except for
-        fingerprints, which come from the launch that compared them.
+        fingerprints, which come from the launch that found them to differ, or else compared them.
     """
     index = np.concatenate([part.index for _tag, part in parts])
     unique, first, inverse = np.unique(index, return_index=True, return_inverse=True)
-    bits, tags = np.zeros((2, len(unique)), dtype=np.int64)
+    bits, tags, kv_tags = np.zeros((3, len(unique)), dtype=np.int64)
     names = list(parts[0][1].columns)
     columns = {
         name: np.concatenate([part.columns[name] for _tag, part in parts])[first] for name in names
@@ -248,7 +248,11 @@ def merge(parts: list[tuple[int, LaunchFindings]]) -> tuple[LaunchFindings, Ints
         np.bitwise_or.at(bits, where, part.bits)
         np.bitwise_or.at(tags, where, 1 << tag)
         if "kv_checked" in columns:
-            compared = part.columns["kv_checked"] & ~columns["kv_checked"][where]
+            differs = (part.bits & _KV) != 0
+            better = part.columns["kv_checked"] & ~columns["kv_checked"][where]
+            better |= differs & (kv_tags[where] == 0)
             for name in ("stored_kv_hash", "expected_kv_hash", "kv_checked"):
-                columns[name][where[compared]] = part.columns[name][compared]
+                columns[name][where[better]] = part.columns[name][better]
+            np.bitwise_or.at(kv_tags, where[differs], 1 << tag)
+    columns["kv_tags"] = kv_tags
     return LaunchFindings(parts[0][1].check, unique, bits, columns), tags

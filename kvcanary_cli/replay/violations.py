@@ -35,6 +35,7 @@ INT_COLUMNS = (
     "expected_chain_hash",
     "stored_kv_hash",
     "expected_kv_hash",
+    "kv_tags",
 )
 #: Columns that hold a flag per violation.
 BOOL_COLUMNS = ("token_checked", "kv_checked", "chain_known", "seam")
@@ -65,6 +66,8 @@ class Violation:
         stored_kv_hash: None if fingerprints were not compared.
         expected_kv_hash: None if fingerprints were not compared.
         fail_reasons: Labels of specification 1.11, in bit order.
+        kv_tags: Those of ``launch_tags`` that found the fingerprint to differ: HEAD has none to
+            compare, and the K and the V half have their own.
         role: ``primary``, or ``seam``: the slot is intact, only its predecessor was replaced.
     """
 
@@ -88,6 +91,7 @@ class Violation:
     stored_kv_hash: int | None
     expected_kv_hash: int | None
     fail_reasons: tuple[str, ...]
+    kv_tags: tuple[str, ...]
     role: str
 
 
@@ -162,7 +166,6 @@ class ViolationTable:
     def _violation(self, chunk: ViolationChunk, k: int) -> Violation:
         value = {name: int(chunk.columns[name][k]) for name in INT_COLUMNS}
         flag = {name: bool(chunk.columns[name][k]) for name in BOOL_COLUMNS}
-        tags = int(chunk.tags[k])
         is_verify = chunk.check == VERIFY
         return Violation(
             step=chunk.step,
@@ -170,7 +173,7 @@ class ViolationTable:
             forward_mode=chunk.forward_mode,
             worker=chunk.worker,
             pool_kind=chunk.pool_kind,
-            launch_tags=tuple(tag.name for tag in LaunchTag if tags >> tag & 1),
+            launch_tags=_tag_names(int(chunk.tags[k])),
             check=chunk.check,
             slot=value["slot"],
             position=value["position"],
@@ -187,8 +190,13 @@ class ViolationTable:
             stored_kv_hash=value["stored_kv_hash"] if flag["kv_checked"] else None,
             expected_kv_hash=value["expected_kv_hash"] if flag["kv_checked"] else None,
             fail_reasons=fail_reason_labels(int(chunk.bits[k])),
+            kv_tags=_tag_names(value["kv_tags"]),
             role=SEAM if flag["seam"] else PRIMARY,
         )
+
+
+def _tag_names(mask: int) -> tuple[str, ...]:
+    return tuple(tag.name for tag in LaunchTag if mask >> tag & 1)
 
 
 def filled_columns(count: int, **given: NDArray[Any]) -> dict[str, NDArray[Any]]:

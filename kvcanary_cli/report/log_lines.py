@@ -21,7 +21,7 @@ _BITS = {bit.name.lower().removesuffix("_mismatch"): int(bit) for bit in FailRea
 def ring_rows(violation: Violation) -> Iterator[ViolationRow]:
     """The ring rows behind a violation: one for each launch that saw it.
 
-    A HEAD launch has no KV source, so what it reports never holds a fingerprint.
+    Launches differ in nothing but the fingerprint: each compares its own half's, HEAD none.
     """
     bits = sum(_BITS[label] for label in violation.fail_reasons)
     is_verify = violation.check == VERIFY
@@ -44,7 +44,7 @@ def ring_rows(violation: Violation) -> Iterator[ViolationRow]:
             expected_token=expected_token,
             stored_chain_hash=violation.stored_chain_hash,
             expected_aux=aux,
-            fail_bits=bits & ~_KV if tag.is_head else bits,
+            fail_bits=bits if name in violation.kv_tags else bits & ~_KV,
         )
 
 
