@@ -38,7 +38,7 @@ def graph_size(state: State, phase: str) -> int | None:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
             raise state.bad(item, f"{phase}.max_bs must be a whole number")
         return value
-    return state.integer(f"cuda_graph_max_bs_{phase}", least=0)
+    return state.integer(f"cuda_graph_max_bs_{phase}")
 
 
 def graph_list(state: State, phase: str) -> list[int] | None:
@@ -150,7 +150,7 @@ def _resolve_graph_max(state: State, table: MemoryDefaults | None, platform: str
     given = graph_size(state, "decode")
     in_config = graph_config(state, "decode")
     if own is not None and own.kind == "override" and given is not None:
-        state.put_stated(name, own, state.integer("cuda_graph_max_bs_decode", least=0))
+        state.put_stated(name, own, state.integer("cuda_graph_max_bs_decode"))
         return
     if listed and (state.release >= (0, 5, 3) or given is None):
         item = config if in_config.get("bs") is not None else state.stated("cuda_graph_bs_decode")

@@ -127,9 +127,7 @@ def resolve_speculation_options(state: State) -> None:
             algorithm=algorithm,
             num_steps=state.integer("speculative_num_steps", least=0),
             topk=state.integer("speculative_eagle_topk", least=1),
-            draft_tokens=state.integer("speculative_num_draft_tokens", least=1)
-            if algorithm
-            else None,
+            draft_tokens=state.integer("speculative_num_draft_tokens") if algorithm else None,
             architecture=state.model.architecture if state.model else None,
             block_size=block,
             draft_config_known=state.draft_model is not None,
