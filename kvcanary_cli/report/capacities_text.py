@@ -191,6 +191,8 @@ def _remarks(report: CheckReport) -> Iterator[RenderableType]:
         remark.text if remark.place is None else f"{remark.place}: {remark.text}"
         for remark in report.resolution.remarks
     ]
+    if report.resolution.value("kv_canary") == "none":
+        lines.append("the canary is off (--kv-canary none); the checks hold for a start with it on")
     for name, found in report.violations_logged.items():
         lines.append(f"{name}: {count(found, 'canary violation')} logged (kvcanary explain --log)")
     if lines:

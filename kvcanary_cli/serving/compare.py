@@ -71,7 +71,7 @@ def compare(here: Resolution, there: Resolution) -> tuple[Difference, ...]:
 def _effect(name: str, here: dict[str, CapacityPart], there: dict[str, CapacityPart]) -> str:
     touched = [part.name for part in here.values() if name in part.inputs]
     if not touched:
-        return _EFFECTS.get(name, "no capacity")
+        return _EFFECTS.get(name, "does not reach the capacities")
     moved = [
         f"{_CAPACITY_NAMES[key]} {_shown(here[key].value)} -> {_shown(there[key].value)}"
         for key in touched

@@ -73,6 +73,11 @@ _VERSION = re.compile(
     re.IGNORECASE,
 )
 _MAX_DIGITS = 18
+_CAPACITY_OF_MESSAGE = (
+    ("KVC-B03", "canary_write_req_capacity"),
+    ("KVC-B04", "canary_write_entry_capacity"),
+    ("KVC-B08", "canary_verify_capacity"),
+)
 #: Some part of each line that is read; the others are passed over at once.
 _TELLTALE = re.compile(
     r"server_args=|max_total_num_tokens=|avail mem=|#tokens: |layer_tokens=|Mamba Cache|"
@@ -151,7 +156,9 @@ class _LogReader:
         )
 
     def new_start(self, line: int) -> None:
-        self.start = _Start(line)
+        """Begin anew; the arguments hold until others are printed."""
+        before = self.start
+        self.start = _Start(line, before.args, before.args_place, before.args_whole)
         self.starts.append(self.start)
 
     def say(
@@ -205,9 +212,7 @@ class _LogReader:
             return
         if rank in self.start.ready:
             # The same rank is ready a second time: it was started again.
-            args, args_place = self.start.args, self.start.args_place
             self.new_start(place.line or 1)
-            self.start.args, self.start.args_place = args, args_place
         self.start.ready.add(rank)
         tokens, chunk, prefill, running, context, memory = found.groups()
         what = "ready line"
@@ -354,11 +359,20 @@ class _LogReader:
         for fact, ranks in last.said.items():
             self.reading.given.append(self._over_ranks(fact, ranks))
         self.reading.observed = last.observed
+        self._installed(last)
         if not self.reading.given and not last.observed.batch_lines and not last.observed.errors:
             self.reading.notice(
                 f"{name}: no line of a server log that says anything about its setup"
             )
         return self.reading
+
+    def _installed(self, last: _Start) -> None:
+        """Capacities that a message names, where no install line states them."""
+        for code, fact in _CAPACITY_OF_MESSAGE:
+            error = last.observed.errors.get(code)
+            if error is not None and fact not in last.said:
+                source = f"{error.place} ({code} of the server)"
+                self.reading.given.append(Given(fact, error.capacity, source, error.place, "fact"))
 
     def _over_ranks(self, fact: str, ranks: Mapping[str, Given]) -> Given:
         given = list(ranks.values())

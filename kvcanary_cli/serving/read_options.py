@@ -6,6 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from kvcanary_cli.serving.numbers import FIRST_WITH_SUFFIXES, parse_human_int
 from kvcanary_cli.serving.option_values import parse_option_value
 from kvcanary_cli.serving.options import OptionError, lookup
 from kvcanary_cli.serving.read_raw import Problem, RawEnv, RawScalar
@@ -122,7 +123,8 @@ def _option(reading: RawReading, item: RawOption, version: str) -> tuple[Option,
         return option, parse_option_value(option, words, version)
     except OptionError as error:
         place = _value_place(item)
-        reading.problem(place, error.message, _unset_help(item) or error.hint or "")
+        help = _unset_help(item) or error.hint or _number_help(item)
+        reading.problem(place, error.message, help)
     except _ValueProblem as problem:
         reading.problem(problem.place, problem.text, problem.help)
     return None
@@ -173,6 +175,18 @@ def _unset_help(item: RawOption) -> str:
         for word in item.values:
             if word.unset:
                 return f"the text does not set ${word.unset}; put the number in its place"
+    return ""
+
+
+def _number_help(item: RawOption) -> str:
+    """``128k`` as the plain number that the option takes."""
+    for value in item.values:
+        text = str(value.value) if isinstance(value, RawScalar) else value.text
+        if not text.lstrip("+-").isdigit():
+            try:
+                return f"write {parse_human_int(text.replace('_', ''), FIRST_WITH_SUFFIXES)}"
+            except ValueError:
+                continue
     return ""
 
 

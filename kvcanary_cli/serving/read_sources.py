@@ -31,6 +31,10 @@ _CHANGED_BY_RULES = frozenset(
     {"chunked_prefill_size", "max_running_requests", "dp_size", "enable_dp_attention"}
 )
 
+INSTALLED = frozenset(
+    {"canary_verify_capacity", "canary_write_req_capacity", "canary_write_entry_capacity"}
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
@@ -51,6 +55,11 @@ class Reading:
     notices: tuple[Notice, ...]
     observed: tuple[tuple[str, Observations], ...]
     sources: tuple[str, ...]
+
+    def without_installed(self) -> Reading:
+        """The same without the capacities that a running canary has."""
+        kept = tuple(one for one in self.given if one.name not in INSTALLED)
+        return replace(self, given=kept)
 
     def resolve(self, changes: Sequence[Given] = ()) -> Resolution:
         """What the server makes of it, with ``changes`` in place of what they name."""
@@ -142,10 +151,11 @@ def _assume_version(readings: Sequence[RawReading]) -> tuple[str | None, str]:
     low = max((parse_version(v).release for v, _ in oldest), default=(0, 0, 0))
     high = min((parse_version(v).release for v, _ in newest), default=(99, 0, 0))
     candidates = [v for v in READ_VERSIONS if low <= v.release <= high]
-    if not candidates:
-        candidates = [v for v in READ_VERSIONS if low <= v.release] or list(READ_VERSIONS)
     reasons: list[str] = []
-    if newest:
+    if not candidates:
+        # Parts of one input come from different versions: what needs a newer one decides.
+        candidates = [v for v in READ_VERSIONS if low <= v.release] or list(READ_VERSIONS)
+    elif newest:
         reasons.append(min(newest, key=lambda item: parse_version(item[0]).release)[1])
     for candidate in reversed(candidates):
         strangers = [item for reading in readings for item in unknown_to(reading, str(candidate))]

@@ -27,6 +27,7 @@ _KINDS = {"null": "null", "bool": "a boolean", "int": "a number", "float": "a nu
 #: Deeper than any option's value; a recursive alias ends here.
 _MAX_DEPTH = 20
 _MAX_NODES = 10_000
+_MAX_DIGITS = 4000
 
 
 class TooDeepError(Exception):
@@ -80,7 +81,7 @@ def read_yaml(text: str, name: str, group: str | None = None) -> RawReading:
     """
     reading = RawReading(name, "yaml")
     root = compose(text, reading)
-    if root is None:
+    if root is None or (isinstance(root, yaml.ScalarNode) and _TAGS.get(root.tag) == "null"):
         if not reading.problems:
             reading.notice(f"{name}: holds no option; every value is a default")
         return reading
@@ -155,16 +156,21 @@ def _read_pair(
 
 def _option(name: str, spelled: str, value: yaml.Node, place: Place, group: str) -> RawOption:
     is_list = isinstance(value, yaml.SequenceNode)
+    _refuse_tag(value)
     nodes = value.value if isinstance(value, yaml.SequenceNode) else [value]
     budget = [_MAX_NODES]
     values = tuple(_scalar(name, node, budget) for node in nodes)
     return RawOption(spelled, "yaml", values, place, is_list=is_list, group=group)
 
 
-def _scalar(name: str, node: yaml.Node, budget: list[int]) -> RawScalar:
-    place = mark_place(name, node)
+def _refuse_tag(node: yaml.Node) -> None:
     if node.tag.startswith("!") or ":python/" in node.tag:
         raise ValueError(f"the tag {node.tag} is not read; nothing was run")
+
+
+def _scalar(name: str, node: yaml.Node, budget: list[int]) -> RawScalar:
+    place = mark_place(name, node)
+    _refuse_tag(node)
     if isinstance(node, yaml.ScalarNode):
         return RawScalar(node.value, _TAGS.get(node.tag, "str"), scalar_value(node), place)
     tag: YamlTag = "list" if isinstance(node, yaml.SequenceNode) else "map"
@@ -180,6 +186,10 @@ def scalar_value(node: yaml.ScalarNode) -> Any:
         return constructor.construct_object(node, deep=True)
     except yaml.YAMLError:
         return str(node.value)
+    except ValueError as error:
+        if len(node.value) > _MAX_DIGITS:
+            raise ValueError(f"{len(node.value)} digits are out of range") from None
+        raise ValueError(f"{node.value[:60]!r}: {error}") from None
     finally:
         constructor.dispose()
 

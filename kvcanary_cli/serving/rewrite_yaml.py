@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from kvcanary_cli.serving.check_result import Change
 
-_INLINE_COMMENT = "  # set by kvcanary suggest-flags"
+_ADDED = "  # added by kvcanary suggest-flags"
 
 
 def yaml_value(value: Any) -> str:
@@ -67,8 +67,11 @@ def rewrite(text: str, changes: Sequence[Change], version: str, name: str) -> st
                     key.end_mark.index + text[key.end_mark.index :].index(":") + 1,
                 )
             edits.append((start, end, new))
+            spelled = str(key.value)
+            if spelled != change.flag.lstrip("-") and _is_refused(spelled, version):
+                edits.append((key.start_mark.index, key.end_mark.index, change.flag.lstrip("-")))
         if not places:
-            added.append(f"{change.flag.lstrip('-')}: {yaml_value(change.after)}{_INLINE_COMMENT}")
+            added.append(f"{change.flag.lstrip('-')}: {yaml_value(change.after)}{_ADDED}")
     for start, end, new in sorted(edits, reverse=True):
         text = text[:start] + new + text[end:]
     if added:
@@ -78,11 +81,16 @@ def rewrite(text: str, changes: Sequence[Change], version: str, name: str) -> st
     return text
 
 
+def _is_refused(spelled: str, version: str) -> bool:
+    """The server takes no underscores and no deprecated spelling from a configuration."""
+    return "_" in spelled or lookup(f"--{spelled}", version).deprecated
+
+
 def _values_of(
     root: yaml.MappingNode, name: str, version: str
-) -> list[tuple[yaml.Node, yaml.Node]]:
+) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
     """Key and value of every line that sets an option."""
-    out: list[tuple[yaml.Node, yaml.Node]] = []
+    out: list[tuple[yaml.ScalarNode, yaml.Node]] = []
     for key, value in root.value:
         if not isinstance(key, yaml.ScalarNode):
             continue

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 #: A change may bring a new failing check; after so many rounds there is no way.
 _MAX_ROUNDS = 4
 _MAX_TRIALS = 200
+_RESTART = (
+    "these arguments give large enough capacities, but the running canary was built from other "
+    "ones: start the server with these arguments, or compare them with check-capacities --against"
+)
 _NAMES_IN_EFFECTS = (
     ("cuda_graph_max_bs", "cuda_graph_max_bs"),
     ("req_to_token_pool_size", "request pool"),
@@ -82,6 +86,14 @@ def suggest(
         budget_bytes: Most that a change may cost per rank, or None.
     """
     before = build_report(reading, demands)
+    if before.failing and not build_report(reading.without_installed(), demands).failing:
+        return Outcome(
+            before=before,
+            suggestions=(),
+            rejected=(),
+            unfixable=before.failing,
+            advice=(_RESTART,),
+        )
     found: dict[tuple[tuple[str, Any], ...], Suggestion] = {}
     unfixable: list[Check] = []
     pending: list[tuple[Alternative, ...]] = [()]
@@ -130,6 +142,8 @@ def _fits(suggestion: Suggestion, budget_bytes: int) -> bool:
 def with_fixes(report: CheckReport, reading: Reading, demands: Sequence[Demand]) -> CheckReport:
     """The report with, beside each failing check, the changes that make it pass."""
     checks = []
+    if report.failing and not build_report(reading.without_installed(), demands).failing:
+        return replace(report, advice=(_RESTART,))
     for check in report.checks:
         fixes: list[Fix] = []
         if check.status is Status.FAILS:
