@@ -21,6 +21,7 @@ from kvcanary_cli.attribution.follow import Follower
 from kvcanary_cli.attribution.ledger import NOBODY, TREE
 from kvcanary_cli.attribution.ranks import RankRecord, rank_number
 from kvcanary_cli.attribution.result import Culprit, Finding, OwnershipFinding, RuledOut
+from kvcanary_cli.attribution.snapshot import Snapshots
 from kvcanary_cli.replay.chains import slot_hash
 from kvcanary_cli.replay.driver import Replay
 from kvcanary_cli.replay.lanes import get_rows
@@ -86,6 +87,7 @@ class Diagnoser:
         )
         self._sidecars = Sidecars(header, follower)
         self._namespaces = Namespaces(follower)
+        self._snapshots = Snapshots(follower)
         # (lane, slot, its writer's event) -> finding, so that a damage seen again is one finding.
         self._known: dict[tuple[str, str, int, int], Finding] = {}
         self._by_slot: dict[tuple[str, str, int], Finding] = {}
@@ -106,8 +108,11 @@ class Diagnoser:
             self.follower.pool = self.replay.pool
         if kind == "sidecar_hash":
             self._sidecars.event(segment, k, row, self._add)
+            step = segment.tables[kind].get_int("step", row)
+            self._snapshots.take(self.findings, event=int(segment.index[k]), step=step)
         self.record.event(segment, k, kind, row)
         self.follower.event(segment, k, kind, row)
+        self._snapshots.note_broken_rules()
 
     def begun(
         self, forward: Forward, read_slots: Ints, reader_rows: Ints, written: list[Ints]
@@ -126,6 +131,7 @@ class Diagnoser:
         self._namespaces.check(forward, read_slots, reader_rows, self._codes, self._add)
         self._foreign = follower.write_rules(forward, written[0], self._codes)
         self._lanes, self._read = written, (read_slots, reader_rows)
+        self._snapshots.note_broken_rules(forward)
 
     def _note_range(self, forward: Forward) -> None:
         if self.replay is None or self.replay.options.steps is None:
@@ -152,6 +158,7 @@ class Diagnoser:
     def finished(self, forward: Forward, found: list[ViolationChunk]) -> None:
         for chunk in found:
             self._explain(chunk, forward)
+        self._snapshots.take(self.findings, found, forward=forward)
         writes = self.follower.lane(forward.worker, "FULL")
         if not found:
             writes.read_event[self._read[0]] = forward.event
@@ -162,10 +169,12 @@ class Diagnoser:
     def swept(self, step: int, event: int, found: list[ViolationChunk]) -> None:
         for chunk in found:
             self._explain(chunk, None)
+        self._snapshots.take(self.findings, found, event=event, step=step)
 
     def ended(self) -> None:
         self.follower.leaks()
         self._explain_ownership()
+        self._snapshots.take(self.findings)
         self.findings.sort(
             key=lambda f: (f.first_bad_step is None, f.first_bad_step or 0, int(f.id[1:]))
         )

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvcanary_cli.attribution.facts import FindingFacts
 
 CERTAIN, PROBABLE, POSSIBLE = "certain", "probable", "possible"
 
@@ -112,6 +116,7 @@ class Finding:
         violations: How many violations belong to it.
         rank: Rank number of the trace it was found in, in a call with several traces.
         cause_rank: Rank that did otherwise, for ``rank_divergence``.
+        facts: The scene when it was first seen; None for what only several ranks show.
     """
 
     id: str
@@ -136,3 +141,4 @@ class Finding:
     violations: int = 0
     rank: int | None = None
     cause_rank: int | None = None
+    facts: FindingFacts | None = None

@@ -1,0 +1,348 @@
+"""Takes the facts of a finding while the ledger still shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvcanary_cli.abi.constants import FailReason, PoolKind, fail_reason_labels
+from kvcanary_cli.attribution.facts import (
+    MAX_ENTRIES,
+    MAX_LIFE,
+    Act,
+    EntryFact,
+    FindingFacts,
+    SeamFact,
+)
+from kvcanary_cli.attribution.ledger import NEVER, NOBODY, TREE
+from kvcanary_cli.attribution.slot_life import Life, slots_life
+from kvcanary_cli.attribution.slot_owners import owner_map
+from kvcanary_cli.replay.lanes import get_rows
+from kvcanary_cli.replay.violations import VERIFY
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from kvcanary_cli.attribution.follow import Follower
+    from kvcanary_cli.attribution.ledger import Writes
+    from kvcanary_cli.attribution.result import Finding
+    from kvcanary_cli.replay.forwards import Forward
+    from kvcanary_cli.replay.violations import ViolationChunk
+
+    Ints = NDArray[np.int64]
+
+# A trace with more findings than this has one story told many times.
+_MAX_FINDINGS = 500
+_HOW = ("nothing", "forward", "verify", "copy", "state")
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The violations of one finding in one step, as columns [n]."""
+
+    slot: Ints
+    position: Ints
+    token: Ints
+    stored_position: Ints
+    expected: Ints
+    checked: NDArray[np.bool_]
+    seam: NDArray[np.bool_]
+    prev: Ints
+    bits: Ints
+    row: int = -1
+    is_read: bool = True
+
+    @classmethod
+    def of(cls, finding: Finding, found: Sequence[ViolationChunk]) -> _Rows:
+        parts: list[tuple[ViolationChunk, NDArray[np.bool_]]] = []
+        mine = np.array(sorted(finding.slots | finding.seam_slots), dtype=np.int64)
+        for chunk in found:
+            if (chunk.worker, chunk.pool_kind) != (finding.worker, finding.pool_kind):
+                continue
+            mask = np.isin(chunk.columns["slot"], mine)
+            if mask.any():
+                parts.append((chunk, mask))
+
+        def column(name: str) -> Ints:
+            if not parts:
+                return np.empty(0, dtype=np.int64)
+            return np.concatenate([c.columns[name][m] for c, m in parts]).astype(np.int64)
+
+        bits = [c.bits[m] for c, m in parts]
+        first = parts[0][0] if parts else None
+        row = column("row")
+        return cls(
+            slot=column("slot"),
+            position=column("expected_position"),
+            token=column("stored_token"),
+            stored_position=column("position"),
+            expected=column("expected_token"),
+            checked=column("token_checked") != 0,
+            seam=column("seam") != 0,
+            prev=column("prev_slot"),
+            bits=np.concatenate(bits) if bits else np.empty(0, dtype=np.int64),
+            row=int(row[0]) if len(row) else -1,
+            is_read=first is None or first.check == VERIFY,
+        )
+
+
+@dataclass(slots=True)
+class Snapshots:
+    """Fills ``Finding.facts``.
+
+    Args:
+        follower: The ledger.
+    """
+
+    follower: Follower
+    _taken: int = 0
+    _rules_seen: int = 0
+    _broken: dict[int, list[tuple[frozenset[int], FindingFacts]]] = field(default_factory=dict)
+
+    def take(
+        self,
+        findings: list[Finding],
+        found: Sequence[ViolationChunk] = (),
+        *,
+        forward: Forward | None = None,
+        event: int | None = None,
+        step: int | None = None,
+    ) -> None:
+        """Facts for the findings that are new since the last call.
+
+        Args:
+            findings: All findings, the new ones last.
+            found: The violations that made them, if any.
+            forward: The forward that showed them, or None.
+            event, step: Of a sweep or another event, where there is no forward.
+        """
+        new = findings[self._taken : _MAX_FINDINGS]
+        self._taken = len(findings)
+        for finding in new:
+            noted = self._noted(finding)
+            if noted is not None:
+                finding.facts = noted
+                continue
+            seen = forward.event if forward is not None else event
+            if seen is None:
+                seen = finding.cause_event or 0
+            when = forward.step if forward is not None else step
+            finding.facts = self._facts(finding, _Rows.of(finding, found), forward, seen, when)
+
+    def note_broken_rules(self, forward: Forward | None = None) -> None:
+        """Keep the scene of ownership findings that are new: they may become findings later."""
+        rules = self.follower.rules.findings
+        if len(rules) == self._rules_seen:
+            return
+        for broken in rules[self._rules_seen : _MAX_FINDINGS]:
+            slots = np.array(broken.slots, dtype=np.int64)
+            life = self._life("target", "FULL", slots, broken.actor, broken.owner)
+            owner = "the free list" if broken.owner is None else f"owner {broken.owner}"
+            life.add(broken.event, broken.what, broken.actor, slots, step=broken.step, note=owner)
+            facts = self._assemble(
+                event=broken.event,
+                step=broken.step,
+                forward=forward,
+                reader=broken.actor,
+                row=-1,
+                life=life,
+                slots=slots,
+                writes=self.follower.lane("target", "FULL"),
+            )
+            self._broken.setdefault(broken.event, []).append((frozenset(broken.slots), facts))
+        self._rules_seen = len(rules)
+
+    def _noted(self, finding: Finding) -> FindingFacts | None:
+        """The scene of the broken rule that a finding without violations stands for."""
+        if finding.violations or finding.cause_event is None:
+            return None
+        for slots, facts in self._broken.get(finding.cause_event, ()):
+            if slots & finding.slots:
+                return facts
+        return None
+
+    def _life(
+        self, worker: str, kind: str, slots: Ints, reader: str | None, writer: str | None
+    ) -> Life:
+        return slots_life(self.follower, (worker, kind), slots, reader=reader, writer=writer)
+
+    def _facts(
+        self,
+        finding: Finding,
+        rows: _Rows,
+        forward: Forward | None,
+        event: int,
+        step: int | None,
+    ) -> FindingFacts:
+        slots = np.array(sorted(finding.slots), dtype=np.int64)
+        writes = self.follower.lane(finding.worker, finding.pool_kind)
+        reader = finding.victim
+        life = self._life(finding.worker, finding.pool_kind, slots, reader, finding.culprit.req)
+        primary = ~rows.seam
+        where = dict(zip(rows.slot[primary].tolist(), rows.position[primary].tolist(), strict=True))
+        if rows.row >= 0:
+            life.add_row(rows.row, where, forward)
+        if len(rows.slot):
+            what = "read" if rows.is_read else "write"
+            name = reader if reader is not None else "the prefix cache (sweep)"
+            life.add(event, what, name, np.unique(rows.slot), step=step)
+        if len(rows.slot) == 0 and forward is not None:
+            life.add(event, "read", reader, slots, step=step)
+        return self._assemble(
+            event=event,
+            step=step,
+            forward=forward,
+            reader=reader,
+            row=rows.row,
+            life=life,
+            slots=slots,
+            writes=writes,
+            rows=rows,
+            entries=self._entries(finding, rows, writes, forward, slots),
+            lane=(finding.worker, finding.pool_kind),
+        )
+
+    def _assemble(
+        self,
+        *,
+        event: int,
+        step: int | None,
+        forward: Forward | None,
+        reader: str | None,
+        row: int,
+        life: Life,
+        slots: Ints,
+        writes: Writes,
+        rows: _Rows | None = None,
+        entries: tuple[EntryFact, ...] = (),
+        lane: tuple[str, str] = ("target", "FULL"),
+    ) -> FindingFacts:
+        seams = () if rows is None else _seams(rows)
+        table_row, prefix = _row_and_prefix(forward, row, reader)
+        told = life.told()
+        kept = told if len(told) <= MAX_LIFE else [*told[: MAX_LIFE // 2], *told[-MAX_LIFE // 2 :]]
+        return FindingFacts(
+            event=event,
+            step=step,
+            mode=None if forward is None else forward.mode.name,
+            reader=reader,
+            row=table_row,
+            prefix=prefix,
+            is_read=rows is None or rows.is_read,
+            reasons=() if rows is None else _reasons(rows.bits),
+            entries=entries,
+            entries_total=len(slots),
+            seams=seams[:MAX_ENTRIES],
+            seams_total=len(seams),
+            owners=owner_map(self.follower, lane, slots, reader, forward),
+            owners_are_writers=lane[1] != "FULL",
+            life=tuple(kept),
+            life_total=len(told),
+        )
+
+    def _entries(
+        self,
+        finding: Finding,
+        rows: _Rows,
+        writes: Writes,
+        forward: Forward | None,
+        slots: Ints,
+    ) -> tuple[EntryFact, ...]:
+        at = {slot: k for k, slot in enumerate(rows.slot.tolist()) if not rows.seam[k]}
+        stored = self._stored(finding, slots[:MAX_ENTRIES])
+        entries = []
+        for n, slot in enumerate(slots[:MAX_ENTRIES].tolist()):
+            k = at.get(slot)
+            writer, before = self._last(writes, slot), self._before(writes, slot)
+            if k is None:
+                token, position = stored[n] if stored is not None else (None, None)
+                entries.append(
+                    EntryFact(
+                        slot=slot,
+                        position=-1 if position is None else position,
+                        found_token=token,
+                        found_position=position,
+                        expected_token=None,
+                        writer=writer,
+                        before=before,
+                    )
+                )
+                continue
+            if not rows.is_read and forward is not None:
+                before = writer
+                writer = Act(finding.victim, forward.step, forward.event, "forward")
+            entries.append(
+                EntryFact(
+                    slot=slot,
+                    position=int(rows.position[k]),
+                    found_token=int(rows.token[k]),
+                    found_position=int(rows.stored_position[k]),
+                    expected_token=int(rows.expected[k]) if rows.checked[k] else None,
+                    writer=writer,
+                    before=before,
+                )
+            )
+        return tuple(sorted(entries, key=lambda e: (e.position, e.slot)))
+
+    def _stored(self, finding: Finding, slots: Ints) -> list[tuple[int, int]] | None:
+        """Tokens and positions that the canary rows hold."""
+        pool = self.follower.pool
+        if pool is None or not len(slots):
+            return None
+        lane = pool.lanes.get((finding.worker, PoolKind[finding.pool_kind]))
+        if lane is None:
+            return None
+        return [(int(t), int(p)) for t, p in get_rows(lane.group.k_head, slots)[:, :2].tolist()]
+
+    def _last(self, writes: Writes, slot: int) -> Act:
+        return self._act(writes.req, writes.step, writes.event, slot, _HOW[int(writes.kind[slot])])
+
+    def _before(self, writes: Writes, slot: int) -> Act:
+        how = "nothing" if writes.before_event[slot] == NEVER else "forward"
+        return self._act(writes.before_req, writes.before_step, writes.before_event, slot, how)
+
+    def _act(
+        self, req: NDArray[np.int32], step: NDArray[np.int32], event: Ints, slot: int, how: str
+    ) -> Act:
+        when = int(event[slot])
+        return Act(
+            req=None if int(req[slot]) == TREE else self.follower.names.name(int(req[slot])),
+            step=None if int(step[slot]) == NOBODY else int(step[slot]),
+            event=None if when == NEVER else when,
+            how=how,
+        )
+
+
+def _reasons(bits: Ints) -> tuple[tuple[str, int], ...]:
+    counts = {}
+    for reason in FailReason:
+        hit = int((bits & int(reason) != 0).sum())
+        labels = fail_reason_labels(int(reason))
+        if hit and labels:
+            counts[labels[0]] = hit
+    return tuple(counts.items())
+
+
+def _seams(rows: _Rows) -> tuple[SeamFact, ...]:
+    at = np.flatnonzero(rows.seam)
+    return tuple(
+        SeamFact(slot=slot, position=position, prev_slot=prev)
+        for slot, position, prev in zip(
+            rows.slot[at].tolist(), rows.position[at].tolist(), rows.prev[at].tolist(), strict=True
+        )
+    )
+
+
+def _row_and_prefix(
+    forward: Forward | None, row: int, reader: str | None
+) -> tuple[int | None, int | None]:
+    if forward is None:
+        return (None if row < 0 else row), None
+    for b, req in enumerate(forward.reqs):
+        if (row >= 0 and int(forward.rows[b]) == row) or (row < 0 and req == reader):
+            return int(forward.rows[b]), int(forward.prefix[b])
+    return (None if row < 0 else row), None
