@@ -47,7 +47,7 @@ MAX_PIECE_BYTES = 64 << 10
 _OVERLAP_BYTES = 4 << 10
 # How far up a line without a time, or without a file name, looks for one.
 _CONTEXT_BYTES = 8 << 10
-_TRACEBACK_BYTES = 800
+_LINES_OF_A_FRAME = 4
 _MAX_UNKNOWN_KINDS = 50
 _MAX_SHOWN = 300
 _TIME = re.compile(
@@ -83,7 +83,7 @@ def scan_log(stream: IO[bytes], path: str) -> LogSummary:
             rest = block[limit:]
             continue
         _scan_block(block[:end], context, summary)
-        context, rest = block[max(0, end - _CONTEXT_BYTES) : end], block[end:]
+        context, rest = _before(block, end, context), block[end:]
     if rest:
         _scan_block(rest, context, summary)
         summary.lines += 1
@@ -202,9 +202,7 @@ def _messages(text: str, before: bytes) -> Iterator[tuple[Entry, dict[str, str],
     for anchor, entry in _by_specificity():
         if anchor not in text:
             continue
-        if entry.whole and not (
-            text.strip().startswith(anchor) and b"kv_canary" in before[-_TRACEBACK_BYTES:]
-        ):
+        if entry.whole and not _ends_canary_traceback(before):
             continue
         for match in entry.matcher.strict.finditer(text):
             begin, end = match.span()
@@ -214,6 +212,13 @@ def _messages(text: str, before: bytes) -> Iterator[tuple[Entry, dict[str, str],
                 continue
             taken.append((begin, end))
             yield entry, entry.matcher.values(match), begin
+
+
+def _ends_canary_traceback(before: bytes) -> bool:
+    """Whether the lines above are the innermost frame of a traceback, in a file of the canary."""
+    at = before.rfind(b'File "')
+    frame = before[at:] if at >= 0 else b""
+    return b"kv_canary/" in frame.split(b"\n", 1)[0] and frame.count(b"\n") <= _LINES_OF_A_FRAME
 
 
 def _note_fields(entry: Entry, fields: dict[str, str], place: Place, summary: LogSummary) -> None:

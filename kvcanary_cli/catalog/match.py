@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from kvcanary_cli.catalog.entry import Entry
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
-_QUOTE_MARKS = re.compile(r"^[ \t]*[>|│┃║][ \t]?", re.MULTILINE)
-_FRAME_END = re.compile(r"[ \t]*[│┃║][ \t]*$", re.MULTILINE)
+_REPLY_MARKS = re.compile(r"^[ \t]*>[ \t]?", re.MULTILINE)
+_FRAME = re.compile(r"^[ \t]*[│┃║][ \t]?|[ \t]*[│┃║][ \t]*$", re.MULTILINE)
+_LINE_BREAK = re.compile(r"\n[ \t]*")
 _ELLIPSIS = re.compile(r"\s*(?:\.\.\.|…|\[truncated\])[\s\"'`]*\Z")
 _CANARY_FRAME = re.compile(r"kv_canary|kvcanary")
 # Fixed characters beyond the common beginning that a message cut short must still show.
 _ENOUGH_CHARACTERS = 8
+# With this many another entry is a rival, and the message stays unexplained.
+_RIVAL_CHARACTERS = 3
 _COMMON_BEGINNING = "kv-canary:"
 LABEL_CODES: Mapping[str, str] = {
     label: f"KVC-V{number:02}"
@@ -38,6 +41,7 @@ LABEL_CODES: Mapping[str, str] = {
     )
     for label in fail_reason_labels(int(reason))
 }
+_LABEL_ENTRIES = set(LABEL_CODES.values())
 VIOLATION = "KVC-V00"
 _BLOCK_CODES = {"KVC-V10", "KVC-V11", "KVC-V12", "KVC-V13"}
 
@@ -65,7 +69,10 @@ def cleaned(text: str) -> str:
     """``text`` without colours, frames, reply marks and the escapes of JSON strings."""
     text = _ESCAPES.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
     text = text.replace("\\n", "\n").replace('\\"', '"')
-    return _FRAME_END.sub("", _QUOTE_MARKS.sub("", text))
+    text = _FRAME.sub("", text)
+    if all(line.lstrip().startswith(">") for line in text.splitlines() if line.strip()):
+        text = _REPLY_MARKS.sub("", text)
+    return text
 
 
 def find_messages(text: str) -> list[Match]:
@@ -74,8 +81,16 @@ def find_messages(text: str) -> list[Match]:
     found = _whole_text(text)
     if found is not None:
         return [found]
-    matches = _without_parts(_find_whole(text))
-    return matches or _find_cut(text)
+    matches = _find_whole(text)
+    if "\n" in text:
+        # A break within a value: a terminal folds at its edge, wherever that is.
+        joined = _find_whole(_LINE_BREAK.sub("", text))
+        matches = max(matches, joined, key=_fixed_characters)
+    return _without_parts(matches) or _find_cut(text)
+
+
+def _fixed_characters(matches: list[Match]) -> int:
+    return sum(match.entry.matcher.specificity for match in matches)
 
 
 def _whole_text(text: str) -> Match | None:
@@ -106,9 +121,15 @@ def _find_whole(text: str) -> list[Match]:
     found.sort(key=lambda match: (-match.entry.matcher.specificity, match.start, match.entry.code))
     kept: list[Match] = []
     for match in found:
-        if not any(match.start < other.end and other.start < match.end for other in kept):
+        overlapping = [o for o in kept if match.start < o.end and o.start < match.end]
+        if all(_are_labels(match, other) for other in overlapping):
             kept.append(match)
-    return sorted(kept, key=lambda match: match.start)
+    return sorted(kept, key=lambda match: (match.start, match.entry.code))
+
+
+def _are_labels(one: Match, other: Match) -> bool:
+    """Whether both are reasons, which stand in one list and have an entry each."""
+    return {one.entry.code, other.entry.code} <= _LABEL_ENTRIES
 
 
 def _without_parts(matches: list[Match]) -> list[Match]:
@@ -152,9 +173,10 @@ def _find_cut(text: str) -> list[Match]:
     candidates = cut_candidates(text)
     if not candidates:
         return []
-    most = candidates[0][0]
-    best = [match for length, match in candidates if length == most]
     beginning = len(_COMMON_BEGINNING) if _COMMON_BEGINNING in squeeze(text) else 0
-    if most - beginning < _ENOUGH_CHARACTERS or len({m.entry.family for m in best}) > 1:
+    most = candidates[0][0]
+    rivals = [match for length, match in candidates if length - beginning >= _RIVAL_CHARACTERS]
+    if most - beginning < _ENOUGH_CHARACTERS or len({m.entry.family for m in rivals}) > 1:
         return []
+    best = [match for length, match in candidates if length == most]
     return [next((m for m in best if m.entry.variant_of is None), best[0])]

@@ -28,6 +28,7 @@ _FORMS = {
     "hexbyte": (r"0x[0-9A-F]{2}", r"0x[0-9A-F\s]+?"),
     "hex64": (r"0x[0-9a-f]{16}", r"0x[0-9a-f\s]+?"),
     "upper": (r"[A-Z0-9_]+", r"[A-Z0-9_]+"),
+    "type": (r"[a-z][\w.]{1,30}", r"[a-z][\w.]{1,30}"),
     "word": (r"\S{1,300}", rf"\S{{1,300}}?(?:{_BREAK}\S{{1,300}}?)?"),
     "text": (r"[^\n]{1,2000}?", r"(?s:.){1,2000}?"),
     "repr": (_REPR, _REPR),
@@ -41,7 +42,7 @@ _FORMS = {
     ),
     "target tail": (
         r"(?: when \S+ perturbation is enabled)?",
-        r"(?:\s+when\s+\S+\s+perturbation\s+is\s+enabled)?",
+        r"(?:when\s+\S+\s+perturbation\s+is\s+enabled)?",
     ),
 }
 # Types in whose values a line break is never part of the value.
@@ -84,7 +85,7 @@ class Piece:
         """The expression for wrapped text."""
         if self.kind is None:
             return r"\s*".join(re.escape(char) for char in squeeze(self.text))
-        if last:
+        if last and self.kind != "target tail":
             return self.strict(last=True)
         return f"(?P<{self.text}>{_choice(self.kind) or _FORMS[self.kind][1]})"
 
@@ -144,25 +145,11 @@ class Template:
     @cached_property
     def tolerant(self) -> re.Pattern[str]:
         """Finds the message in text that may be wrapped anywhere."""
-        return self._tolerant(len(self.pieces))
-
-    def _tolerant(self, count: int) -> re.Pattern[str]:
-        last = len(self.pieces) - 1
-        return re.compile(
-            r"\s*".join(
-                piece.tolerant(last=n == last) for n, piece in enumerate(self.pieces[:count])
-            )
-        )
+        return self._begin(len(self.pieces), at_end=False)
 
     def could_be_in(self, squeezed: str) -> bool:
         """Whether the fixed stretches stand in ``squeezed``, in order; cheap."""
-        at = 0
-        for literal in self.literals:
-            at = squeezed.find(literal, at)
-            if at < 0:
-                return False
-            at += len(literal)
-        return True
+        return self._literals_in(squeezed) == len(self.literals)
 
     def values(self, match: re.Match[str]) -> dict[str, str]:
         """The placeholders' values of a match."""
@@ -173,7 +160,7 @@ class Template:
             if value is None:
                 continue
             cleaned[piece.text] = piece.clean(value)
-            if n == len(self.pieces) - 1 and piece.kind in {"word", "text"}:
+            if n in {0, len(self.pieces) - 1} and piece.kind in {"word", "text"}:
                 cleaned[piece.text] = cleaned[piece.text].strip(_AROUND)
         return cleaned
 
@@ -187,40 +174,49 @@ class Template:
             Number of fixed characters seen and the values so far, or None if the text does not
             end in the middle of this message.
         """
-        for count in range(len(self.pieces) - 1, -1, -1):
-            piece = self.pieces[count]
-            seen = sum(len(squeeze(p.text)) for p in self.pieces[:count] if p.kind is None)
-            if piece.kind is not None:
-                pattern = re.compile(self._tolerant(count).pattern + r"\s*\Z") if count else None
-                match = pattern.search(text) if pattern else None
-                if match:
-                    return seen, self.values(match)
-                continue
-            rest = self._rest(count, text)
-            if rest is not None:
-                length, values = rest
-                return seen + length, values
-        return None
-
-    def _rest(self, count: int, text: str) -> tuple[int, dict[str, str]] | None:
-        """The text after the first ``count`` pieces, if it is how the next one begins."""
-        literal = squeeze(self.pieces[count].text)
-        if count == 0:
-            squeezed = squeeze(text)
-            for length in range(min(len(literal), len(squeezed)), 0, -1):
-                if squeezed.endswith(literal[:length]):
-                    return length, {}
+        squeezed = squeeze(text)
+        seen = self._literals_in(squeezed)
+        if seen == 0:
+            return self._first_literal_begun(squeezed)
+        fixed = sum(map(len, self.literals[:seen]))
+        places = [n for n, piece in enumerate(self.pieces) if piece.kind is None]
+        after = places[seen - 1] + 1
+        if after == len(self.pieces):
             return None
-        for match in self._open_ended(count).finditer(text):
+        # The text ends right behind the fixed stretch that was seen last ...
+        match = self._begin(after, at_end=True).search(text)
+        if match:
+            return fixed, self.values(match)
+        # ... or in the placeholder that follows it, or early in the next fixed stretch.
+        following = self.literals[seen] if seen < len(self.literals) else ""
+        for match in self._begin(after + 1, at_end=False).finditer(text):
             rest = squeeze(text[match.end() :])
-            if rest and literal.startswith(rest):
-                return len(rest), self.values(match)
+            if following.startswith(rest) and (rest or match.end() == len(text)):
+                return fixed + len(rest), self.values(match)
         return None
 
-    def _open_ended(self, count: int) -> re.Pattern[str]:
-        """The first ``count`` pieces where the last of them ends as if nothing followed."""
-        return re.compile(
-            r"\s*".join(
-                piece.tolerant(last=n == count - 1) for n, piece in enumerate(self.pieces[:count])
-            )
+    def _literals_in(self, squeezed: str) -> int:
+        """How many of the fixed stretches stand in ``squeezed``, in order."""
+        at = 0
+        for number, literal in enumerate(self.literals):
+            at = squeezed.find(literal, at)
+            if at < 0:
+                return number
+            at += len(literal)
+        return len(self.literals)
+
+    def _first_literal_begun(self, squeezed: str) -> tuple[int, dict[str, str]] | None:
+        if self.pieces[0].kind is not None:
+            return None
+        literal = self.literals[0]
+        for length in range(min(len(literal) - 1, len(squeezed)), 0, -1):
+            if squeezed.endswith(literal[:length]):
+                return length, {}
+        return None
+
+    def _begin(self, count: int, *, at_end: bool) -> re.Pattern[str]:
+        """The first ``count`` pieces; the last of them as if nothing followed."""
+        expression = r"\s*".join(
+            piece.tolerant(last=n == count - 1) for n, piece in enumerate(self.pieces[:count])
         )
+        return re.compile(expression + (r"\s*\Z" if at_end else ""))
