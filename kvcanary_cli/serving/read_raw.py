@@ -101,7 +101,7 @@ class Notice:
     place: Place | None = None
 
     def __str__(self) -> str:
-        return self.text if self.place is None else f"{self.place}: {self.text}"
+        return one_line(self.text if self.place is None else f"{self.place}: {self.text}")
 
 
 @dataclass(slots=True)
@@ -139,10 +139,18 @@ class RawReading:
         self.notices.append(Notice(text, place))
 
 
+def one_line(text: str) -> str:
+    """``text`` with control characters and line breaks as escapes."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+        for char in text
+    )
+
+
 def problems_error(problems: list[Problem]) -> InputError:
     """One error for all problems, one a line, each once."""
-    lines = list(dict.fromkeys(str(problem) for problem in problems))
+    lines = list(dict.fromkeys(one_line(str(problem)) for problem in problems))
     if len(lines) == 1:
         only = problems[0]
-        return InputError(f"{only.place}: {only.text}", hint=only.help or None)
+        return InputError(one_line(f"{only.place}: {only.text}"), hint=one_line(only.help) or None)
     return InputError(f"{len(lines)} problems in the input:\n" + "\n".join(lines))

@@ -190,6 +190,9 @@ def scalar_value(node: yaml.ScalarNode) -> Any:
         if len(node.value) > _MAX_DIGITS:
             raise ValueError(f"{len(node.value)} digits are out of range") from None
         raise ValueError(f"{node.value[:60]!r}: {error}") from None
+    except (LookupError, AttributeError, TypeError):
+        # An explicit tag on text of another type.
+        raise ValueError(f"{node.value[:60]!r} is no {node.tag.rpartition(':')[2]}") from None
     finally:
         constructor.dispose()
 
