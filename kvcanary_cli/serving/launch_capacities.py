@@ -44,6 +44,9 @@ _STATED = {
     _WRITE_ENTRY: "canary_write_entry_capacity",
 }
 
+STATED_CAPACITIES = tuple(_STATED.values())
+"""Facts that state a capacity itself."""
+
 _REQUIRED = (
     "req_to_token_pool_size",
     "pool_slot_count",
@@ -104,7 +107,7 @@ def _part(resolution: Resolution, name: str) -> CapacityPart:
     missing = _missing(resolution, inputs)
     value: int | None = None
     source = "formula"
-    if stated is not None:
+    if stated is not None and stated.value is not None:
         value, source, missing = int(stated.value), stated.source, ()
     elif not missing:
         try:

@@ -12,7 +12,7 @@ from kvcanary_cli.serving import (
     resolve_phases,
     resolve_requests,
 )
-from kvcanary_cli.serving.launch_capacities import refused_input
+from kvcanary_cli.serving.launch_capacities import STATED_CAPACITIES, refused_input
 from kvcanary_cli.serving.option_facts import DEFAULTS
 from kvcanary_cli.serving.resolve_state import State, strongest
 from kvcanary_cli.serving.values import Refusal, Resolution
@@ -65,6 +65,8 @@ def resolve(given: Sequence[Given], *, version: str | None = None) -> Resolution
 
 
 def _run(state: State) -> None:
+    for name in STATED_CAPACITIES:
+        state.integer(name, least=1)
     resolve_launch.read_models(state)
     platform = resolve_launch.resolve_machine(state)
     resolve_launch.resolve_parallel(state)

@@ -127,7 +127,7 @@ def resolve_speculation_options(state: State) -> None:
             algorithm=algorithm,
             num_steps=state.integer("speculative_num_steps", least=0),
             topk=state.integer("speculative_eagle_topk", least=1),
-            draft_tokens=state.integer("speculative_num_draft_tokens") if algorithm else None,
+            draft_tokens=state.integer("speculative_num_draft_tokens"),
             architecture=state.model.architecture if state.model else None,
             block_size=block,
             draft_config_known=state.draft_model is not None,
@@ -146,7 +146,8 @@ def resolve_speculation_options(state: State) -> None:
     if spec.draft_tokens is None:
         item = state.final("speculative_num_draft_tokens")
         if item is not None and item.value is not None:
-            state.put_stated("speculative_num_draft_tokens", item, item.value)
+            draft = state.integer("speculative_num_draft_tokens")
+            state.put_stated("speculative_num_draft_tokens", item, draft)
         else:
             state.miss("speculative_num_draft_tokens", spec.why_unknown, spec.give)
     else:
@@ -168,10 +169,9 @@ def resolve_speculation_options(state: State) -> None:
 def _put_settled(state: State, name: str, value: int, rule: str) -> None:
     """A dump's or the user's final word, else the rule's value."""
     item = state.stated(name)
-    if item is not None and item.value is not None and item.kind != "argument":
-        state.put_stated(name, item, item.value)
-    elif item is not None and item.value == value:
-        state.put_stated(name, item, value)
+    stated = state.integer(name)
+    if item is not None and stated is not None and (item.kind != "argument" or stated == value):
+        state.put_stated(name, item, stated)
     else:
         state.put(name, value, rule, ("speculative_algorithm",) if value else ())
 

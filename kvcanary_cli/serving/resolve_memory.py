@@ -189,12 +189,12 @@ def _draft_layers(state: State) -> int:
 
 
 def _cell_from_line(state: State) -> None:
-    tokens = state.integer("kv_tokens", least=1)
+    tokens = state.integer("kv_tokens") or 0
     both = state.number("kv_gib")
     keys, values = state.number("k_gib"), state.number("v_gib")
     if both is None and keys is not None:
         both = keys + (values or 0.0)
-    if tokens and both and both > 0:
+    if tokens > 0 and both and both > 0:
         cell = max(1, round(kv_memory.cell_from_sizes(kv_gib=both, tokens=tokens)))
         state.put(
             "cell_bytes",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from kvcanary_cli.errors import InputError
-from kvcanary_cli.serving.values import Refusal, Remark, Resolved, Unknown
+from kvcanary_cli.serving.options import is_option_name
+from kvcanary_cli.serving.values import FACTS, RESULTS, Refusal, Remark, Resolved, Unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from kvcanary_cli.serving.model_config import ModelFacts
     from kvcanary_cli.serving.values import Given, Place
@@ -32,6 +35,9 @@ def strongest(given: Iterable[Given]) -> dict[str, Given]:
             raise InputError(f"{item.source}: unknown kind of statement {item.kind!r:.40}")
         if item.value is None and item.kind in ("argument", "fact"):
             continue
+        if item.kind == "argument" and item.name in FACTS:
+            # No rule touches a fact, however it was passed.
+            item = dataclasses.replace(item, kind="fact")
         previous = chosen.get(item.name)
         if previous is None or _STRENGTH[item.kind] >= _STRENGTH[previous.kind]:
             chosen[item.name] = item
@@ -67,9 +73,11 @@ class State:
         return self.given.get(name)
 
     def final(self, name: str) -> Given | None:
-        """A statement of ``name`` that no rule touches: resolved, fact or override."""
+        """A statement of ``name`` with a value that no rule touches: anything but an argument."""
         item = self.given.get(name)
-        return item if item is not None and item.kind != "argument" else None
+        if item is None or item.value is None or item.kind == "argument":
+            return None
+        return item
 
     def integer(self, name: str, *, least: int | None = None) -> int | None:
         """Stated whole number, or None if nothing (or nothing but None) was stated.
@@ -160,9 +168,34 @@ class State:
         inputs: Sequence[str] = (),
         place: Place | None = None,
     ) -> None:
-        """Set a result; it is no longer unknown."""
+        """Set a result, unless the user overrides it; it is no longer unknown."""
+        if self._put_override(name):
+            return
         self.values[name] = Resolved(value, source, tuple(inputs), place)
         self.unknown.pop(name, None)
+
+    def _put_override(self, name: str) -> bool:
+        """Set a result to what an option of our command states for it; False if none does."""
+        item = self.given.get(name)
+        if item is None or item.kind != "override" or item.value is None:
+            return False
+        if name in FACTS or is_option_name(name):
+            # Such a statement has its own rule: a size class, an alias, a share per worker.
+            return False
+        self.values[name] = Resolved(self._typed(name), item.source, (), item.place)
+        self.unknown.pop(name, None)
+        return True
+
+    def _typed(self, name: str) -> Any:
+        kind = re.match(r"[a-z]+", RESULTS[name])
+        readers: dict[str, Callable[[str], Any]] = {
+            "int": self.integer,
+            "float": self.number,
+            "bool": self.flag,
+            "str": self.text,
+            "list": self.integers,
+        }
+        return readers[kind[0] if kind else "int"](name)
 
     def put_stated(self, name: str, item: Given, value: Any) -> None:
         """Set a result to what was stated, with its place."""
@@ -178,7 +211,7 @@ class State:
 
     def miss(self, name: str, why: str, give: str) -> None:
         """Say that a result is unknown, unless it has been found."""
-        if name not in self.values:
+        if name not in self.values and not self._put_override(name):
             self.unknown.setdefault(name, Unknown(name, why, give))
 
     def get(self, name: str) -> Any:

@@ -100,7 +100,8 @@ def resolve_speculation(given: SpeculationInputs) -> Speculation:
     """Steps, topk and draft tokens."""
     algorithm = algorithm_of(given.algorithm)
     if algorithm is None:
-        return Speculation()
+        # The canary reads the number of draft tokens whether or not there is an algorithm.
+        return Speculation(draft_tokens=given.draft_tokens or 0)
     if given.adaptive:
         return _adaptive(algorithm, given)
     if algorithm == "NGRAM":

@@ -477,3 +477,26 @@ def test_refused_input_is_missing() -> None:
     assert isinstance(missing, tuple)
     assert isinstance(missing[0], Unknown)
     assert missing[0].name == "max_prefill_tokens"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cuda_graph_max_bs", 12),
+        ("req_to_token_pool_size", 77),
+        ("pool_slot_count", 1234),
+        ("cell_bytes", 99),
+        ("buffer_groups", 2),
+        ("max_seq_len_per_req", 500),
+        ("prefill_graph_backend", "disabled"),
+        ("cuda_graph_bs", [1, 2]),
+        ("mem_fraction_static", 0.5),
+        ("decode_graph", False),
+    ],
+)
+def test_every_result_can_be_overridden(name: str, value: Any) -> None:
+    for known in ([], [given("gpu_memory_mib", 81559), given("model_config", GQA)]):
+        found = resolve([*known, given(name, value, "override")])
+        assert found.value(name) == value
+        assert found.source(name) == f"{name} of the test"
+        assert name not in found.unknown
