@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvcanary_cli.serving.check_memory import memory_use
 from kvcanary_cli.serving.check_result import CheckReport
 from kvcanary_cli.serving.checks import run_checks
 from kvcanary_cli.serving.demand import all_demands, observed_demands
-from kvcanary_cli.serving.values import Unknown
+from kvcanary_cli.serving.values import Given, Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from kvcanary_cli.serving.check_result import Check
     from kvcanary_cli.serving.demand import Demand
     from kvcanary_cli.serving.read_sources import Reading
-    from kvcanary_cli.serving.values import CapacityPart, Given, Resolution
+    from kvcanary_cli.serving.values import CapacityPart, Resolution
 
 
 def build_report(
@@ -29,7 +30,7 @@ def build_report(
         demands: Demands from elsewhere (trace, options of the command).
         changes: Statements in place of those of the sources (a suggestion under test).
     """
-    resolution = reading.resolve(changes)
+    resolution = _as_if_on(reading, reading.resolve(changes), changes)
     draft = int(resolution.value("speculative_num_draft_tokens", 0) or 0)
     seen = [
         demand for name, log in reading.observed for demand in observed_demands(name, log, draft)
@@ -50,6 +51,23 @@ def build_report(
         notices=tuple(str(notice) for notice in reading.notices),
         violations_logged=logged,
     )
+
+
+def _as_if_on(reading: Reading, found: Resolution, changes: Sequence[Given]) -> Resolution:
+    """The refusals of a start with the canary on, if these arguments leave it off.
+
+    Whoever asks whether the buffers hold wants to turn it on.
+    """
+    if found.value("kv_canary") != "none":
+        return found
+    on = reading.resolve([*changes, Given("kv_canary", "log", "the canary turned on")])
+    known = {(refusal.code, refusal.message) for refusal in found.refusals}
+    new = tuple(
+        replace(refusal, source=f"{refusal.source}, once the canary is on")
+        for refusal in on.refusals
+        if (refusal.code, refusal.message) not in known
+    )
+    return replace(found, refusals=(*found.refusals, *new))
 
 
 def _unknown(

@@ -353,6 +353,9 @@ def _memory(memory: MemoryUse) -> Check:
 
 def _refusals(resolution: Resolution) -> Iterator[Check]:
     for refusal in resolution.refusals:
+        if refusal.code == "KVC-A09":
+            # The ring has a check of its own.
+            continue
         cause = refusal.source if refusal.when == "start" else f"{refusal.source}, {refusal.when}"
         yield Check(
             code=refusal.code,
