@@ -1,40 +1,126 @@
-"""The seventeen root-cause classes: what each means, what it needs, what to do."""
+"""The seventeen root-cause classes: what each means, what it needs, what to do (``classes.toml``).
+
+The families that a class needs stand in one table, ``replay.coverage.CLASS_NEEDS``.
+"""
 
 from __future__ import annotations
 
-_REMEDIES = {
-    "use_after_free": "remap or drop every holder before a slot is freed; stop-gap: disable the "
-    "prefix cache or flush it",
-    "double_alloc": "release through one entry point driven by committed and allocated lengths; "
-    "stop-gap: turn on the allocator's invariant checks to stop at the second release",
-    "late_write": "free only after the newest step in flight is done; stop-gap: "
-    "--disable-overlap-schedule (SGLang), --no-async-scheduling (vLLM)",
-    "transfer_race": "hold destination and source until the peer or the copy has acknowledged",
-    "transfer_mismatch": "pair blocks by absolute position; recompute instead of serving a failed "
-    "or partial transfer",
-    "stale_mapping": "defer the release of a table row like that of a slot; rebuild frozen block "
-    "lists after preemption",
-    "bad_translation": "invalidate cached translations on every change of the table; stop-gap: "
-    "turn the translation cache off",
-    "pad_or_dummy_write": "fill padding with the sentinel slot before metadata is built; "
-    "stop-gap: --disable-cuda-graph (SGLang), --enforce-eager (vLLM)",
-    "position_misalign": "fix the order of increment and use, and restore positions after capture",
-    "wrong_token_fed": "key the future ring by request row; take the known prompt token at chunk "
-    "ends; stop-gap: --disable-overlap-schedule",
-    "spec_commit": "move the KV of the accepted path, its sidecars with it; stop-gap: top-k 1 or "
-    "no speculation",
-    "prefix_index": "publish after the forward that writes; withdraw entries when their slots are "
-    "freed; stop-gap: disable prefix caching",
-    "key_aliasing": "put the missing field (adapter and version, media hash, weights) into the "
-    "cache key; flush on reload",
-    "rank_divergence": "let one rank decide hits, loads and evictions for all; equal pool sizes",
-    "unwritten_read": "run the copy on write, or zero new blocks, before the slot is read",
-    "payload_mutation": "carry scales with the values everywhere; look for a writer outside the "
-    "recorded ones; fall back to the model's dtype",
-    "not_corruption": "compare batch shapes and run deterministically; the KV state is sound",
+import tomllib
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kvcanary_cli.attribution.result import CLASSES
+from kvcanary_cli.replay.coverage import CLASS_NEEDS
+
+_DATA = Path(__file__).with_name("classes.toml")
+
+#: What is not seen without a family.
+WITHOUT = {
+    "forward": "nothing is checked",
+    "map": "prefixes are not verified",
+    "alloc": "owners are not known",
+    "request": "ends of requests are not known",
+    "history": "tokens are not compared",
+    "prefix": "the prefix index is not known",
+    "transfer": "copies are not known",
+    "lut": "the sliding-window pool is not checked",
+    "launch": "launch order is not known",
+    "spec": "accepted drafts are not known",
+    "fork": "forks are not known",
+    "future": "the future ring is not known",
+    "kv_hash": "byte changes are not checked",
+    "sidecar_hash": "scales are not checked",
+    "namespace": "adapters are not compared",
+    "graph": "padding is not told from requests",
 }
 
 
-def remedy(cls: str) -> str:
-    """One line of advice for a class."""
-    return _REMEDIES[cls]
+@dataclass(frozen=True, slots=True)
+class Subtype:
+    """A finer kind within a class; ``remedy`` None = that of the class."""
+
+    name: str
+    meaning: str
+    remedy: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamFix:
+    """A public change that cured an instance of the class."""
+
+    ref: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassPage:
+    """One class.
+
+    Attributes:
+        name: As in ``CLASSES``.
+        title: One line.
+        meaning: What happens.
+        check: The rule, in words.
+        look_at: What to look at in a report.
+        remedy: What to change.
+        stop_gap: What to switch meanwhile.
+        upstream: Public fixes.
+        related: Classes that look alike.
+        subtypes: In the order of the data file.
+        needs: Alternatives of record families that show it; empty = it needs several ranks, or
+            nothing but the others.
+    """
+
+    name: str
+    title: str
+    meaning: str
+    check: str
+    look_at: tuple[str, ...]
+    remedy: str
+    stop_gap: str
+    upstream: tuple[UpstreamFix, ...]
+    related: tuple[str, ...]
+    subtypes: tuple[Subtype, ...]
+    needs: tuple[frozenset[str], ...]
+
+    def subtype(self, name: str) -> Subtype | None:
+        """The sub-type called ``name``, None if it has no words of its own."""
+        return next((s for s in self.subtypes if fnmatchcase(name, s.name)), None)
+
+
+@cache
+def class_pages() -> dict[str, ClassPage]:
+    """All pages by name, in the order of ``CLASSES``."""
+    with _DATA.open("rb") as file:
+        data: dict[str, Any] = tomllib.load(file)
+    return {name: _page(name, data[name]) for name in CLASSES}
+
+
+def _page(name: str, data: dict[str, Any]) -> ClassPage:
+    return ClassPage(
+        name=name,
+        title=data["title"],
+        meaning=data["meaning"],
+        check=data["check"],
+        look_at=tuple(data["look_at"]),
+        remedy=data["remedy"],
+        stop_gap=data["stop_gap"],
+        upstream=tuple(UpstreamFix(u["ref"], u["what"]) for u in data.get("upstream", ())),
+        related=tuple(data["related"]),
+        subtypes=tuple(
+            Subtype(key, sub["meaning"], sub.get("remedy"))
+            for key, sub in data.get("subtypes", {}).items()
+        ),
+        needs=CLASS_NEEDS.get(name, ()),
+    )
+
+
+def remedy(cls: str, subtype: str = "") -> str:
+    """One line of advice for a class and, where there is any, its sub-type."""
+    page = class_pages()[cls]
+    fine = page.subtype(subtype)
+    advice = page.remedy if fine is None or fine.remedy is None else fine.remedy
+    return f"{advice}; stop-gap: {page.stop_gap}"

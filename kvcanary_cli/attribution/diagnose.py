@@ -23,6 +23,7 @@ from kvcanary_cli.attribution.ranks import RankRecord, rank_number
 from kvcanary_cli.attribution.result import Culprit, Finding, OwnershipFinding, RuledOut
 from kvcanary_cli.attribution.snapshot import Snapshots
 from kvcanary_cli.replay.chains import slot_hash
+from kvcanary_cli.replay.conclude import conclude
 from kvcanary_cli.replay.driver import Replay
 from kvcanary_cli.replay.lanes import get_rows
 from kvcanary_cli.replay.violations import CHAIN_POSITION, INPUT_ASSERT, VERIFY, ViolationChunk
@@ -348,7 +349,7 @@ class Diagnoser:
             ruled_out=cause.ruled_out,
             confidence=cause.confidence,
             evidence=cause.evidence,
-            remedy=remedy(cause.cls),
+            remedy=remedy(cause.cls, cause.subtype),
         )
         self._by_cause[self._cause_key(cause, worker, pool_kind)] = finding
         self.findings.append(finding)
@@ -490,7 +491,7 @@ def diagnose_trace(
     replay = Replay(reader.header, options, capacities, watcher)
     diagnoser.replay = replay
     replay.run(reader, progress)
-    result = replay.result(reader)
+    result = conclude(replay, reader)
     diagnoser.record.lost = bool(result.coverage.lost_events)
     return Diagnosis(
         replay=result,

@@ -169,7 +169,7 @@ def _divergence(
         ruled_out=[RuledOut("stale_mapping", "each rank is consistent in itself")],
         confidence=PROBABLE if lost or event is None else "certain",
         evidence=evidence,
-        remedy=remedy("rank_divergence"),
+        remedy=remedy("rank_divergence", subtype),
         blast_radius={req: None},
         cause_rank=rank,
     )
