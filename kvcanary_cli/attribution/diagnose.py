@@ -19,7 +19,7 @@ from kvcanary_cli.attribution.contents import Namespaces, Sidecars
 from kvcanary_cli.attribution.damage import Cause, Damage
 from kvcanary_cli.attribution.follow import Follower
 from kvcanary_cli.attribution.ledger import NOBODY, TREE
-from kvcanary_cli.attribution.ranks import RankRecord, rank_number
+from kvcanary_cli.attribution.ranks import RankRecord, rank_number, world_size
 from kvcanary_cli.attribution.result import Culprit, Finding, OwnershipFinding, RuledOut
 from kvcanary_cli.attribution.snapshot import Snapshots
 from kvcanary_cli.replay.chains import slot_hash
@@ -75,7 +75,9 @@ class Diagnoser:
 
     def __init__(self, header: TraceHeader) -> None:
         self.follower = Follower(header)
-        self.record = RankRecord(rank_number(header.rank), header.rank["dp"])
+        self.record = RankRecord(
+            rank_number(header.rank), header.rank["dp"], world=world_size(header.rank)
+        )
         self.findings: list[Finding] = []
         self.replay: Replay | None = None
         follower = self.follower

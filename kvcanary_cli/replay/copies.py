@@ -13,12 +13,13 @@ from kvcanary_cli.replay.lanes import get_rows, set_rows
 from kvcanary_cli.trace.schema import DEVICE_POOLS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
     from kvcanary_cli.replay.history import TokenHistories
     from kvcanary_cli.replay.lanes import Lane
+    from kvcanary_cli.trace.segment import Segment
 
     Ints = NDArray[np.int64]
 
@@ -188,3 +189,56 @@ def copy_from_request(
 
 def is_device_pool(pool: str) -> bool:
     return pool in DEVICE_POOLS
+
+
+def apply_copy(
+    segment: Segment,
+    row: int,
+    *,
+    lane_of: Callable[[str], Lane | None],
+    tiers: Tiers,
+    histories: TokenHistories | None,
+) -> int:
+    """Apply a ``copy`` event.
+
+    Args:
+        segment: Where it stands.
+        row: Row of the ``copy`` table.
+        lane_of: Lane of a device pool, None for other pools.
+        tiers: Content of the other pools.
+        histories: True tokens, or None.
+
+    Returns:
+        How many slots received content that the trace cannot tell.
+    """
+    table = segment.tables["copy"]
+    dst = table.get_ints("dst", row)
+    assert dst is not None
+    source = segment.json("copy", "src", row)
+    canary = table.get_bool("canary", row) is not False
+    src_pool = segment.text("copy", "src_pool", row) or "full"
+    dst_pool = segment.text("copy", "dst_pool", row) or "full"
+    lane = lane_of(dst_pool)
+    if isinstance(source, dict):
+        if lane is None:
+            return 0
+        return copy_from_request(lane, histories, source, dst, canary=canary)
+    src = np.array(source, dtype=np.int64)
+    origin = lane_of(src_pool)
+    if origin is not None and lane is not None:
+        if origin is lane:
+            lane.copy(src, dst, canary=canary)
+            return 0
+        tiers.save(origin, src, BETWEEN_POOLS, dst, canary=canary)
+        return len(tiers.load(BETWEEN_POOLS, dst, lane, dst, canary=canary))
+    if origin is not None:
+        tiers.save(origin, src, dst_pool, dst, canary=canary)
+        return 0
+    if lane is not None:
+        lost = tiers.load(src_pool, src, lane, dst, canary=canary)
+        if not canary:
+            return 0
+        lane.forget(lost)
+        return len(lost)
+    tiers.copy(src_pool, src, dst_pool, dst)
+    return 0

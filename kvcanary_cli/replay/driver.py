@@ -1,7 +1,8 @@
 """Replay: a trace's events in order through the pool model and the canary.
 
 A forward is taken in two halves (``worker``): HEAD at its event, TAIL before the next event that is
-no fingerprint taken after it. A sweep that the trace recorded runs when its last fingerprint has been read.
+no fingerprint taken after it. A sweep that the trace recorded runs when its last fingerprint has
+been read.
 """
 
 from __future__ import annotations
@@ -15,28 +16,22 @@ from kvcanary_cli.capacities.checks import check_plan_rows
 from kvcanary_cli.replay import copies, cut_restore
 from kvcanary_cli.replay.capacity import NOT_CHECKED, for_manager
 from kvcanary_cli.replay.collector import Tally
-from kvcanary_cli.replay.coverage import blind_to
+from kvcanary_cli.replay.conclude import conclude
 from kvcanary_cli.replay.cut_header import cut_info, within_cut
 from kvcanary_cli.replay.forwards import Forward, read_forward
 from kvcanary_cli.replay.options import Mode, RealData, ReplayOptions
 from kvcanary_cli.replay.pool import PoolState
-from kvcanary_cli.replay.result import (
-    Capacities,
-    CapacityFinding,
-    Coverage,
-    ReplayResult,
-    TraceSummary,
-    Verdict,
-)
+from kvcanary_cli.replay.pool_events import PoolEvents
+from kvcanary_cli.replay.result import Capacities, CapacityFinding, ReplayResult
 from kvcanary_cli.replay.violations import ViolationTable
 from kvcanary_cli.replay.worker import WorkerCanary
-from kvcanary_cli.trace.schema import TREE_OWNER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
+    from kvcanary_cli.replay.lanes import Lane
     from kvcanary_cli.replay.watcher import Watcher
     from kvcanary_cli.trace.header import TraceHeader
     from kvcanary_cli.trace.reader import TraceReader
@@ -93,8 +88,8 @@ class Replay:
         self.requests_checked: set[str] = set()
         self.stopped_at_step: int | None = None
         self.notes: list[str] = []
-        self._unsupported: dict[str, int] = {}
-        self._skipped_layers = self._skipped_sweeps = 0
+        self.unsupported: dict[str, int] = {}
+        self.skipped_layers = self.skipped_sweeps = 0
         self.kv_layer: int | None = None
         self._last_step: int | None = None
         self._past: dict[tuple[str, int | None], bool] = {}
@@ -103,19 +98,10 @@ class Replay:
         self._last_sweep: int | None = None
         self._outer_steps = 0
         self._capacity_limits = for_manager(capacities)
-        self._segment: Segment | None = None
         self._handlers: dict[str, Callable[[Segment, int, int], None]] = {
+            **PoolEvents(self.pool).handlers(),
             "forward": self._forward,
-            "map": self._map,
-            "free": self._free,
-            "own": self._own,
-            "history": self._history,
-            "finish": self._end,
-            "abort": self._end,
-            "publish": self._publish,
-            "unpublish": self._unpublish,
             "copy": self._copy,
-            "lut": self._lut,
             "kv_hash": self._kv_hash,
             "canary_rows": self._canary_rows,
         }
@@ -209,7 +195,7 @@ class Replay:
             self._finish(worker)
         mode = segment.text("forward", "forward_mode", row) or ""
         if mode in UNSUPPORTED_MODES:
-            self._unsupported[mode] = self._unsupported.get(mode, 0) + 1
+            self.unsupported[mode] = self.unsupported.get(mode, 0) + 1
             return
         forward = read_forward(segment, k)
         self._count(forward)
@@ -311,7 +297,7 @@ class Replay:
             return
         if "alloc" not in self.header.records:
             # The index may still name slots that were evicted and handed out again.
-            self._skipped_sweeps += 1
+            self.skipped_sweeps += 1
             return
         entries = self.pool.prefixes.entries()
         self.sweeps += 1
@@ -358,7 +344,7 @@ class Replay:
         if phase == "sweep" and recorded:
             self._sweep_due = (step, int(segment.index[k]))
         if not self._is_compared(table.get_int("layer", row)):
-            self._skipped_layers += len(slots)
+            self.skipped_layers += len(slots)
             return
         if half not in worker.lanes[lane].kv:
             return
@@ -394,230 +380,24 @@ class Replay:
             if req is not None and mine.any():
                 histories.note_kv(req, forward.true_positions[mine], prints[mine])
 
-    # The pool's events.
-
-    def _map(self, segment: Segment, k: int, row: int) -> None:
-        table = segment.tables["map"]
-        slots = table.get_ints("slots", row)
-        target, start = table.get_int("row", row), table.get_int("start", row)
-        assert slots is not None
-        assert target is not None
-        assert start is not None
-        self.pool.table[target, start : start + len(slots)] = slots
-        req = segment.text("map", "req", row)
-        if req is not None:
-            self.pool.row_of[req] = target
-
-    def _lut(self, segment: Segment, k: int, row: int) -> None:
-        table = segment.tables["lut"]
-        full, swa = table.get_ints("full", row), table.get_ints("swa", row)
-        assert full is not None
-        assert swa is not None
-        self.pool.set_lut(full, swa)
-
-    def _history(self, segment: Segment, k: int, row: int) -> None:
-        table = segment.tables["history"]
-        ids = table.get_ints("ids", row)
-        assert ids is not None
-        if self.pool.histories is not None:
-            req = segment.text("history", "req", row) or ""
-            self.pool.histories.extend(req, table.get_int("start", row) or 0, ids)
-            cut_restore.restore_position_prints(self.pool.histories, segment, row)
-
-    def _end(self, segment: Segment, k: int, row: int) -> None:
-        req = segment.text(segment.kind_of(k), "req", row) or ""
-        if self.pool.histories is not None:
-            self.pool.histories.end(req)
-
-    def _free(self, segment: Segment, k: int, row: int) -> None:
-        slots = segment.tables["free"].get_ints("slots", row)
-        if slots is not None and segment.text("free", "owner", row) == TREE_OWNER:
-            self.pool.prefixes.drop_slots(slots)
-
-    def _own(self, segment: Segment, k: int, row: int) -> None:
-        entry = (
-            segment.text("own", "entry", row) if "entry" in segment.tables["own"].columns else None
-        )
-        if entry is None or segment.text("own", "owner", row) != TREE_OWNER:
-            return
-        slots = segment.tables["own"].get_ints("slots", row)
-        assert slots is not None
-        cells = self.pool.row_cells(segment.text("own", "from", row) or "")
-        # Moved slots may be the end of a path only: without a row their positions are unknown.
-        self.pool.prefixes.publish(
-            entry, slots, np.empty(0, dtype=np.int32) if cells is None else cells
-        )
-
-    def _publish(self, segment: Segment, k: int, row: int) -> None:
-        table = segment.tables["publish"]
-        slots = table.get_ints("slots", row)
-        entry = segment.text("publish", "entry", row) or ""
-        if slots is None:
-            return
-        start = table.get_int("start", row)
-        if start is not None:
-            prev_slot = table.get_int("prev_slot", row)
-            prev_slot = -1 if prev_slot is None else prev_slot
-            self.pool.prefixes.place(entry, slots, start, prev_slot, table.get_ints("gone", row))
-            return
-        req = segment.text("publish", "req", row)
-        cells = None if req is None else self.pool.row_cells(req)
-        self.pool.prefixes.publish(entry, slots, cells)
-
-    def _unpublish(self, segment: Segment, k: int, row: int) -> None:
-        self.pool.prefixes.unpublish(segment.text("unpublish", "entry", row) or "")
+    # Copies and restored state.
 
     def _copy(self, segment: Segment, k: int, row: int) -> None:
         self.flush_forwards()
-        table = segment.tables["copy"]
-        dst = table.get_ints("dst", row)
-        assert dst is not None
-        source = segment.json("copy", "src", row)
-        canary = table.get_bool("canary", row) is not False
-        src_pool = segment.text("copy", "src_pool", row) or "full"
-        dst_pool = segment.text("copy", "dst_pool", row) or "full"
-        to = self._lane_index(dst_pool) if copies.is_device_pool(dst_pool) else None
-        lane = None if to is None else to[0].lanes[to[1]]
-        if isinstance(source, dict):
-            if lane is not None:
-                lost = copies.copy_from_request(
-                    lane, self.pool.histories, source, dst, canary=canary
-                )
-                self._note_lost(lost)
-            return
-        src = np.array(source, dtype=np.int64)
-        origin = self._lane_index(src_pool) if copies.is_device_pool(src_pool) else None
-        if origin is not None and lane is not None:
-            from_lane = origin[0].lanes[origin[1]]
-            if from_lane is lane:
-                lane.copy(src, dst, canary=canary)
-            else:
-                self.tiers.save(from_lane, src, copies.BETWEEN_POOLS, dst, canary=canary)
-                self._note_lost(
-                    len(self.tiers.load(copies.BETWEEN_POOLS, dst, lane, dst, canary=canary))
-                )
-        elif origin is not None:
-            self.tiers.save(origin[0].lanes[origin[1]], src, dst_pool, dst, canary=canary)
-        elif lane is not None:
-            lost_slots = self.tiers.load(src_pool, src, lane, dst, canary=canary)
-            if canary:
-                lane.forget(lost_slots)
-                self._note_lost(len(lost_slots))
-        else:
-            self.tiers.copy(src_pool, src, dst_pool, dst)
+        lost = copies.apply_copy(
+            segment, row, lane_of=self._lane, tiers=self.tiers, histories=self.pool.histories
+        )
+        if lost:
+            self.tally.skip("copied from content that the trace does not show (slots)", lost)
 
-    def _note_lost(self, count: int) -> None:
-        if count:
-            self.tally.skip("copied from content that the trace does not show (slots)", count)
+    def _lane(self, pool: str) -> Lane | None:
+        """Lane of a device pool, None for other pools and for a lane that is not checked."""
+        place = self._lane_index(pool) if copies.is_device_pool(pool) else None
+        return None if place is None else place[0].lanes[place[1]]
 
     def _canary_rows(self, segment: Segment, k: int, row: int) -> None:
         self.flush_forwards()
         cut_restore.restore_rows(self, segment, k, row)
-
-    # The result.
-
-    def result(self, reader: TraceReader) -> ReplayResult:
-        """What was found, after ``run``."""
-        options = self.options
-        if options.reqs or options.slots:
-            self.violations = filtered(self.violations, options.reqs, options.slots)
-        notes = reader.notes
-        lost = notes.lost_events + sum(torn.events or 0 for torn in notes.torn)
-        tally = self.tally
-        coverage = Coverage(
-            records=tuple(sorted(self.header.records)),
-            blind_to=blind_to(self.header, ranks=1, check_kv=self.check_kv),
-            steps=self.checked_steps,
-            forwards=self.checked_forwards,
-            entries_verified=tally.entries_verified,
-            entries_skipped=sum(tally.skipped.values()),
-            skip_reasons=dict(tally.skipped),
-            entries_written=tally.entries_written,
-            chain_unlinked=tally.chain_unlinked,
-            token_entries=tally.token_entries,
-            kv_hashes=self.kv_hashes if self.check_kv else 0,
-            sweeps=self.sweeps,
-            sweep_entries=tally.sweep_entries,
-            lost_events=lost,
-            stopped_at_step=self.stopped_at_step,
-            notes=(*notes.messages(), *self._own_notes()),
-        )
-        return ReplayResult(
-            trace=TraceSummary(
-                path=reader.name,
-                sha256=reader.sha256(),
-                engine_name=self.header.engine_name,
-                engine_version=self.header.engine_version,
-                rank="-".join(f"{name}{self.header.rank[name]}" for name in ("tp", "pp", "dp")),
-                tokens=self.header.tokens,
-                records=coverage.records,
-                steps=self.steps,
-                forwards=self.forwards,
-                events=self.events,
-                requests=len(self.requests),
-            ),
-            backend=self.backend.name,
-            device=self.backend.device,
-            capacities=self.capacities,
-            capacity_violations=tuple(self.findings),
-            violations=self.violations,
-            coverage=coverage,
-            verdict=self._verdict(),
-            kernel_counters={
-                name: tuple(w.state.kernel_run_counters.tolist())
-                for name, w in self.workers.items()
-            },
-            slot_counters={
-                name: tuple(w.state.slot_run_counters.tolist()) for name, w in self.workers.items()
-            },
-            request_ids=frozenset(self.requests_checked),
-            diagnosed=self.watcher is not None,
-            ring_lost=sum(w.collector.ring_lost for w in self.workers.values()),
-        )
-
-    def _verdict(self) -> str:
-        if len(self.violations):
-            return Verdict.CORRUPT
-        if self.findings:
-            return Verdict.CAPACITY
-        if not self.checked_forwards and not self.sweeps:
-            return Verdict.NOT_CHECKED
-        return Verdict.CLEAN
-
-    def _own_notes(self) -> list[str]:
-        notes = [
-            f"{count} forwards of mode {mode} were not replayed: the canary has no rule for it "
-            "(KVC-R11)"
-            for mode, count in self._unsupported.items()
-        ]
-        if self._skipped_layers:
-            notes.append(f"{self._skipped_layers} fingerprints of further layers were not compared")
-        if self._skipped_sweeps:
-            notes.append(
-                f"{self._skipped_sweeps} sweeps did not run: without the alloc family it is not "
-                "known which slots the prefix index still holds"
-            )
-        if self.header.pool.swa_slots and self.pool.lut is None:
-            notes.append("translations to the SWA pool were not recorded: its rows are not checked")
-        if "map" not in self.header.records:
-            notes.append("the request table was not recorded: prefixes are not verified")
-        if len(self.violations) and "transfer" not in self.header.records:
-            notes.append(
-                "copies were not recorded: KV that was moved outside a forward looks like "
-                "corruption here"
-            )
-        if self.pool.prefixes.unplaced:
-            notes.append(
-                f"{self.pool.prefixes.unplaced} published slots have no known position: sweeps "
-                "leave them out"
-            )
-        if self.header.tokens == "absent":
-            notes.append("tokens were not recorded: links and positions are checked, tokens not")
-        elif "history" not in self.header.records:
-            notes.append("histories were not recorded: no token is compared with the truth")
-        if "kv_hash" not in self.header.records:
-            notes.append("KV fingerprints were not recorded: TAIL checks no KV bytes")
-        return notes
 
 
 def _last_of_each(slots: Ints, hashes: Ints) -> tuple[Ints, Ints]:
@@ -627,21 +407,6 @@ def _last_of_each(slots: Ints, hashes: Ints) -> tuple[Ints, Ints]:
     _, at = np.unique(slots[::-1], return_index=True)
     last = np.sort(len(slots) - 1 - at)
     return slots[last], hashes[last]
-
-
-def filtered(table: ViolationTable, reqs: frozenset[str], slots: frozenset[int]) -> ViolationTable:
-    """The violations of these requests and slots; an empty set lets all pass."""
-    out = ViolationTable()
-    out.requests, out._codes = table.requests, table._codes
-    codes = [code for code, req in enumerate(table.requests) if req in reqs]
-    for chunk in table.chunks:
-        mask = np.ones(len(chunk), dtype=np.bool_)
-        if reqs:
-            mask &= np.isin(chunk.columns["req"], codes)
-        if slots:
-            mask &= np.isin(chunk.columns["slot"], list(slots))
-        out.add(chunk.select(mask))
-    return out
 
 
 def replay_trace(
@@ -665,4 +430,4 @@ def replay_trace(
     """
     replay = Replay(reader.header, options, capacities, watcher)
     replay.run(reader, progress)
-    return replay.result(reader)
+    return conclude(replay, reader)

@@ -7,6 +7,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+from kvcanary_cli.replay.conclude import conclude
 from kvcanary_cli.replay.driver import Replay
 from kvcanary_cli.replay.options import ReplayOptions
 from kvcanary_cli.replay.result import Capacities
@@ -102,7 +103,7 @@ def replay_with_state(
     reader = MemoryReader(head, events, segment_events)
     run = Replay(reader.header, ReplayOptions(**options), capacities)
     run.run(reader)
-    return run, run.result(reader)
+    return run, conclude(run, reader)
 
 
 def violations(head: Event, events: Iterable[Event], **options: Any) -> list[Violation]:

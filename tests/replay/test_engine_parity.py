@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kvcanary_cli.abi.constants import PoolKind
+from kvcanary_cli.replay.conclude import conclude
 from kvcanary_cli.replay.driver import TARGET, Replay, replay_trace
 from kvcanary_cli.replay.options import ReplayOptions
 from kvcanary_cli.replay.violations import INPUT_ASSERT
@@ -45,7 +46,7 @@ def _replayed(name: str, backend: str = "cpu") -> tuple[Replay, ReplayResult]:
     reader = _open(name)
     run = Replay(reader.header, ReplayOptions(backend=backend, v_half=_v_half(name)))
     run.run(reader)
-    return run, run.result(reader)
+    return run, conclude(run, reader)
 
 
 def _engine_buffer(state: EngineState, kind: PoolKind, half: str, end: str) -> Any:
