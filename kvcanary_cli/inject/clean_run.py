@@ -1,0 +1,259 @@
+"""A clean run taken apart: who wrote, held and read each slot, and when.
+
+Places are numbers of events in the list, not their ``i``. Only the target's full pool is followed;
+what a draft worker does is left as it is.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+Event = dict[str, Any]
+TREE = "tree"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One batch row of a forward.
+
+    Attributes:
+        b: Batch row.
+        req: Request.
+        row: Row of the request table.
+        prefix: Positions that it reads.
+        first: Place of its first token in the flat lists.
+        count: Tokens that it writes.
+    """
+
+    b: int
+    req: str
+    row: int
+    prefix: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A token written into a slot: event, request, position, place in the flat lists."""
+
+    at: int
+    req: str
+    position: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A slot read as a prefix: event, batch row, position."""
+
+    at: int
+    b: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tenancy:
+    """From an alloc to the free that ends it (None = never); ``owner`` at the start."""
+
+    start: int
+    owner: str
+    end: int | None
+
+
+def token_counts(event: Event) -> list[int]:
+    """Tokens of each batch row, padding rows included."""
+    if "extend_seq_lens" in event:
+        return [int(n) for n in event["extend_seq_lens"]]
+    bs = len(event["reqs"])
+    if event["forward_mode"] == "TARGET_VERIFY":
+        return [int(event["draft_token_num"])] * bs
+    return [len(event["positions"]) // bs if bs else 0] * bs
+
+
+def prefix_length(event: Event, b: int) -> int:
+    """Positions that batch row ``b`` reads."""
+    mode = event["forward_mode"]
+    if mode in ("DECODE", "IDLE"):
+        return int(event["seq_lens"][b]) - 1
+    if mode == "TARGET_VERIFY":
+        return int(event["seq_lens"][b])
+    if mode == "DRAFT_EXTEND_V2":
+        return int(event["seq_lens"][b]) - int(event["extend_seq_lens"][b])
+    return int(event["extend_prefix_lens"][b])
+
+
+def rows_of(event: Event) -> list[Row]:
+    """The rows of a forward that belong to a request."""
+    rows, first = [], 0
+    for b, (req, count) in enumerate(zip(event["reqs"], token_counts(event), strict=True)):
+        if req is not None and event["req_pool_indices"][b]:
+            prefix = prefix_length(event, b)
+            rows.append(Row(b, req, event["req_pool_indices"][b], prefix, first, count))
+        first += count
+    return rows
+
+
+def is_target_forward(event: Event) -> bool:
+    return event["kind"] == "forward" and event.get("worker", "target") == "target"
+
+
+class CleanRun:
+    """A trace's header and events, and what follows from them; built once, never changed."""
+
+    def __init__(self, header: Event, events: list[Event]) -> None:
+        self.header = header
+        self.events = events
+        self.records = frozenset(header["records"])
+        self.forwards: list[int] = []
+        self.rows: dict[int, list[Row]] = {}
+        self.writes: dict[int, list[Write]] = {}
+        self.maps: dict[int, list[int]] = {}
+        self.history: dict[str, list[int]] = {}
+        self.ends: dict[str, int] = {}
+        self.by_kind: dict[str, list[int]] = {}
+        self.lut: dict[int, list[tuple[int, int]]] = {}
+        self._owners: dict[int, list[tuple[int, str | None]]] = {}
+        self._tenancies: dict[int, list[Tenancy]] = {}
+        for at, event in enumerate(events):
+            self.by_kind.setdefault(event["kind"], []).append(at)
+            self._enter(at, event)
+
+    def _enter(self, at: int, event: Event) -> None:
+        match event["kind"]:
+            case "forward":
+                if is_target_forward(event):
+                    self._forward(at, event)
+            case "map":
+                self.maps.setdefault(event["row"], []).append(at)
+            case "history":
+                tokens = self.history.setdefault(event["req"], [])
+                tokens[event["start"] :] = event["ids"]
+            case "finish" | "abort":
+                self.ends.setdefault(event["req"], at)
+            case "alloc":
+                for slot in event["slots"]:
+                    self._own(slot, at, event["owner"])
+                    self._tenancies.setdefault(slot, []).append(Tenancy(at, event["owner"], None))
+            case "own":
+                for slot in event["slots"]:
+                    self._own(slot, at, event["owner"])
+            case "free":
+                for slot in event["slots"]:
+                    self._own(slot, at, None)
+                    terms = self._tenancies.get(slot)
+                    if terms and terms[-1].end is None:
+                        terms[-1] = Tenancy(terms[-1].start, terms[-1].owner, at)
+            case "lut":
+                for full, swa in zip(event["full"], event["swa"], strict=True):
+                    self.lut.setdefault(full, []).append((at, swa))
+
+    def _own(self, slot: int, at: int, owner: str | None) -> None:
+        self._owners.setdefault(slot, []).append((at, owner))
+
+    def _forward(self, at: int, event: Event) -> None:
+        self.forwards.append(at)
+        rows = self.rows[at] = rows_of(event)
+        slots = event["out_cache_loc"]
+        for row in rows:
+            for k in range(row.count):
+                slot = slots[row.first + k]
+                if slot > 0:
+                    write = Write(at, row.req, row.prefix + k, row.first + k)
+                    self.writes.setdefault(slot, []).append(write)
+
+    @cached_property
+    def reads(self) -> dict[int, list[Read]]:
+        """Slot to its prefix reads, in order."""
+        out: dict[int, list[Read]] = {}
+        cells: dict[int, dict[int, int]] = {}
+        for at, event in enumerate(self.events):
+            if event["kind"] == "map":
+                row = cells.setdefault(event["row"], {})
+                row.update(enumerate(event["slots"], start=event["start"]))
+            elif at in self.rows and "row_as_read" not in event:
+                for r in self.rows[at]:
+                    mine = cells.get(r.row, {})
+                    for position in range(r.prefix):
+                        slot = mine.get(position, 0)
+                        if slot > 0:
+                            out.setdefault(slot, []).append(Read(at, r.b, position))
+        return out
+
+    def cells(self, row: int, at: int) -> dict[int, int]:
+        """Position to slot of a table row as it stands before event ``at``."""
+        out: dict[int, int] = {}
+        for k in self.maps.get(row, []):
+            if k >= at:
+                break
+            out.update(enumerate(self.events[k]["slots"], start=self.events[k]["start"]))
+        return out
+
+    def owner(self, slot: int, at: int) -> str | None:
+        """Owner before event ``at``; None = free or not known."""
+        changes = self._owners.get(slot, [])
+        k = bisect_left(changes, at, key=lambda c: c[0])
+        return changes[k - 1][1] if k else None
+
+    def tenancies(self, slot: int) -> list[Tenancy]:
+        return self._tenancies.get(slot, [])
+
+    def tenancy(self, slot: int, at: int) -> Tenancy | None:
+        """The tenancy that event ``at`` lies in."""
+        for term in self.tenancies(slot):
+            if term.start <= at and (term.end is None or at <= term.end):
+                return term
+        return None
+
+    def last_write(self, slot: int, at: int) -> Write | None:
+        """The last write of ``slot`` before event ``at``."""
+        writes = self.writes.get(slot, [])
+        k = bisect_left(writes, at, key=lambda w: w.at)
+        return writes[k - 1] if k else None
+
+    def next_write(self, slot: int, after: int) -> Write | None:
+        writes = self.writes.get(slot, [])
+        k = bisect_right(writes, after, key=lambda w: w.at)
+        return writes[k] if k < len(writes) else None
+
+    def reads_between(self, slot: int, after: int, until: int | None) -> list[Read]:
+        """Reads of ``slot`` behind ``after`` and before ``until``."""
+        reads = self.reads.get(slot, [])
+        first = bisect_right(reads, after, key=lambda r: r.at)
+        last = len(reads) if until is None else bisect_left(reads, until, key=lambda r: r.at)
+        return reads[first:last]
+
+    def row_of(self, at: int, b: int) -> Row:
+        return next(r for r in self.rows[at] if r.b == b)
+
+    def before_forward(self, at: int) -> int:
+        """Where something may be put in front of a forward and of its fingerprints."""
+        while at and self._is_print(at - 1, "before"):
+            at -= 1
+        return at
+
+    def behind_forward(self, at: int) -> int:
+        """Where something may be put behind a forward and its fingerprints."""
+        at += 1
+        while at < len(self.events) and self._is_print(at, "after"):
+            at += 1
+        return at
+
+    def _is_print(self, at: int, phase: str) -> bool:
+        event = self.events[at]
+        return event["kind"] in ("kv_hash", "sidecar_hash") and event["phase"] == phase
+
+    def swa_slot(self, full: int, at: int) -> int:
+        """What the full-to-SWA table gives before event ``at``; 0 = nothing."""
+        changes = self.lut.get(full, [])
+        k = bisect_left(changes, at, key=lambda c: c[0])
+        return changes[k - 1][1] if k else 0
+
+    def step(self, at: int) -> int:
+        """Step of the newest forward up to event ``at``."""
+        while at >= 0 and self.events[at]["kind"] != "forward":
+            at -= 1
+        return int(self.events[at]["step"]) if at >= 0 else 0

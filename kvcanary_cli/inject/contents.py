@@ -1,0 +1,141 @@
+"""What suspect slots hold after a fault: who reads them wrongly first, and their KV fingerprints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvcanary_cli.inject.clean_run import CleanRun, Row, is_target_forward, rows_of
+
+if TYPE_CHECKING:
+    from kvcanary_cli.inject.edits import Edits
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BadRead:
+    """A read of content that is not the reader's.
+
+    Attributes:
+        k: Place in the edited tail.
+        step: Its step.
+        req: The reader.
+        slot, position: What was read.
+        writer: Whose content it is, None if nobody's.
+    """
+
+    k: int
+    step: int
+    req: str
+    slot: int
+    position: int
+    writer: str | None
+
+
+class Watch:
+    """Follows the content of a few slots through an edited tail.
+
+    Args:
+        run: The clean run.
+        edits: What the fault changes.
+        suspects: Slots to follow.
+        histories: Tokens of requests that the fault adds.
+    """
+
+    def __init__(
+        self,
+        run: CleanRun,
+        edits: Edits,
+        suspects: set[int],
+        histories: dict[str, list[int]] | None = None,
+    ) -> None:
+        self.run = run
+        self.histories = run.history | (histories or {})
+        self._suspects = suspects
+        self._content: dict[int, tuple[str, int] | None] = {}
+        for slot in suspects:
+            write = run.last_write(slot, edits.first)
+            self._content[slot] = None if write is None else (write.req, write.position)
+        self._rows: dict[int, dict[int, int]] = {}
+        self._start = edits.first
+
+    def bad_reads(self, tail: list[Event], limit: int = 1) -> list[BadRead]:
+        """The first ``limit`` forwards' wrong reads."""
+        out: list[BadRead] = []
+        forwards = 0
+        for k, event in enumerate(tail):
+            kind = event["kind"]
+            if kind == "map":
+                cells = self._cells(event["row"])
+                cells.update(enumerate(event["slots"], start=event["start"]))
+            elif kind == "copy":
+                self._copy(event)
+            elif is_target_forward(event):
+                found = self._forward(k, event)
+                out += found
+                forwards += bool(found)
+                if forwards >= limit:
+                    break
+        return out
+
+    def _cells(self, row: int) -> dict[int, int]:
+        if row not in self._rows:
+            self._rows[row] = self.run.cells(row, self._start)
+        return self._rows[row]
+
+    def _forward(self, k: int, event: Event) -> list[BadRead]:
+        rows = rows_of(event)
+        found = [bad for row in rows for bad in self._reads(k, event, row)]
+        for row in rows:
+            for j in range(row.count):
+                slot = event["out_cache_loc"][row.first + j]
+                if slot in self._suspects:
+                    self._content[slot] = (row.req, row.prefix + j)
+        return found
+
+    def _reads(self, k: int, event: Event, row: Row) -> list[BadRead]:
+        as_read = event.get("row_as_read", {}).get(str(row.row))
+        cells = dict(enumerate(as_read)) if as_read is not None else self._cells(row.row)
+        out = []
+        for position in range(row.prefix):
+            slot = cells.get(position, 0)
+            if slot in self._suspects and not self._fits(slot, row.req, position):
+                content = self._content[slot]
+                writer = None if content is None else content[0]
+                out.append(BadRead(k, event["step"], row.req, slot, position, writer))
+        return out
+
+    def _fits(self, slot: int, req: str, position: int) -> bool:
+        content = self._content[slot]
+        if content is None:
+            return False
+        writer, place = content
+        if place != position:
+            return False
+        if writer == req:
+            return True
+        theirs, ours = self.histories.get(writer), self.histories.get(req)
+        if theirs is None or ours is None:
+            return False
+        return theirs[: place + 1] == ours[: place + 1]
+
+    def _copy(self, event: Event) -> None:
+        if event.get("dst_pool", "full") != "full" or event.get("canary") is False:
+            return
+        source = event["src"]
+        if isinstance(source, dict):
+            moved = [(source["req"], p) for p in source["pos"]]
+        elif event.get("src_pool", "full") == "full":
+            moved = [self._held(slot) for slot in source]  # type: ignore[misc]
+        else:
+            return
+        for slot, content in zip(event["dst"], moved, strict=True):
+            if slot in self._suspects:
+                self._content[slot] = content
+
+    def _held(self, slot: int) -> tuple[str, int] | None:
+        if slot in self._content:
+            return self._content[slot]
+        write = self.run.last_write(slot, self._start)
+        return None if write is None else (write.req, write.position)
