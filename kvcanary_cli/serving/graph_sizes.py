@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 GENERATED_FROM_MAXIMUM: Release = (0, 5, 3)
 """Since here the list is generated from the maximum; before, a fixed list was cut."""
 
+_MAXIMUM_APPENDED: Release = (0, 5, 10)
+
 # A list with padding disabled holds every size, so a wild maximum would fill memory.
 _MAX_LISTED = 1 << 20
 
@@ -46,7 +48,12 @@ def decode_sizes(
     if max_bs is not None and max_bs < 1:
         return []
     if release >= GENERATED_FROM_MAXIMUM and max_bs is not None:
-        return _generated(min(max_bs, _MAX_LISTED), speculation, padding_disabled)
+        sizes = _generated(min(max_bs, _MAX_LISTED), speculation, padding_disabled)
+        if release < (0, 5, 5) and speculation and not padding_disabled:
+            sizes = [size for size in sizes if size != 64]
+        if release >= _MAXIMUM_APPENDED and sizes[-1] != max_bs <= _MAX_LISTED:
+            sizes.append(max_bs)
+        return sizes
     sizes = _fixed(release, speculation, padding_disabled, memory_mib or 0, hip)
     if max_bs is None:
         return sizes
@@ -63,10 +70,7 @@ def _generated(max_bs: int, speculation: bool, padding_disabled: bool) -> list[i
     else:
         sizes = [1, 2, 4, 8, 12]
         sizes += _spread((16, 256, 8), (272, 496, 16), (512, max_bs, 32))
-    sizes = [size for size in sizes if size <= max_bs]
-    if sizes[-1] != max_bs:
-        sizes.append(max_bs)
-    return sizes
+    return [size for size in sizes if size <= max_bs]
 
 
 def _fixed(

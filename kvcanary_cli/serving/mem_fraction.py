@@ -93,7 +93,7 @@ def _reserved_mib(release: Release, given: FractionInputs) -> float:
     if given.post_capture and release >= (0, 5, 16):
         base = 512 if release < (0, 5, 18) else 1536
         return base + given.tp_size * given.pp_size / 8 * 1024
-    if release >= (0, 5, 16):
+    if release >= (0, 5, 15):
         return _reserved_by_phase(given)
     return _reserved_by_work(release, given)
 
@@ -130,7 +130,7 @@ def _dp_graphs_mib(given: FractionInputs) -> float:
 
 
 def _reserved_by_work(release: Release, given: FractionInputs) -> float:
-    """0.5.3 to 0.5.15."""
+    """0.5.3 to 0.5.14."""
     mib = 512 + 1.5 * _activation_tokens(given) + 2 * given.cuda_graph_max_bs
     mib += given.tp_size * given.pp_size / 8 * 1024 + _dp_graphs_mib(given)
     prefill = given.prefill_sizes
@@ -150,7 +150,7 @@ def _reserved_by_work(release: Release, given: FractionInputs) -> float:
 
 
 def _reserved_by_phase(given: FractionInputs) -> float:
-    """Since 0.5.16: what the phases that this server runs need."""
+    """Since 0.5.15: what the phases that this server runs need."""
     prefill_server = given.disaggregation_mode == "prefill"
     decode_server = given.disaggregation_mode == "decode"
     tokens = _activation_tokens(given)

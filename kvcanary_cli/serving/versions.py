@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from kvcanary_cli.errors import InputError
 
 Release = tuple[int, int, int]
-"""Major, minor, patch: what rules are compared with. Post releases never changed a rule."""
+"""Major, minor, patch: what rules are compared with. A post release counts as its release."""
 
 NEWEST = "0.5.23"
 

@@ -84,12 +84,19 @@ def test_counts_of_the_capture_list(maximum: int, count: int) -> None:
     ],
 )
 def test_generated_list(maximum: int, sizes: list[int]) -> None:
-    assert decode_sizes((0, 5, 3), max_bs=maximum, speculation=False) == sizes
+    assert decode_sizes((0, 5, 10), max_bs=maximum, speculation=False) == sizes
+    # Until 0.5.9 a maximum that is not in the list is not appended.
+    shared = [size for size in sizes if size in (1, 2, 4, 8, 12, 16, 24, 32)]
+    assert decode_sizes((0, 5, 9), max_bs=maximum, speculation=False) == shared
 
 
 def test_speculation_list() -> None:
     sizes = decode_sizes((0, 5, 16), max_bs=80, speculation=True)
     assert sizes == [*range(1, 9), *range(10, 33, 2), *range(40, 65, 4), 72, 80]
+    assert decode_sizes((0, 5, 5), max_bs=80, speculation=True) == sizes
+    # 64 came with 0.5.5.
+    old = decode_sizes((0, 5, 4), max_bs=80, speculation=True)
+    assert old == [size for size in sizes if size != 64]
 
 
 def test_fixed_lists() -> None:
@@ -171,7 +178,7 @@ def test_lists_ascend_and_stay_within(
     assert sizes == sorted(set(sizes))
     if maximum is not None:
         assert all(1 <= size <= maximum for size in sizes)
-        if release >= (0, 5, 3) and maximum >= 1:
+        if release >= (0, 5, 10) and maximum >= 1:
             assert sizes[-1] == maximum
     cut = cut_at_pool(release, sizes, pool, alignment=alignment)
     assert cut == sorted(set(cut))
@@ -242,6 +249,8 @@ def test_fraction_of_old_versions_on_large_gpus() -> None:
         ((0, 5, 8), {"prefill_sizes": tuple(range(58))}, 13440 + 464),
         ((0, 5, 9), {"prefill_sizes": tuple(range(58)), "mla": True}, 13440 + 464),
         ((0, 5, 10), {"prefill_sizes": tuple(range(58)), "mla": True}, 13440 + 1536),
+        ((0, 5, 14), {"disaggregation_mode": "prefill"}, 13440),
+        ((0, 5, 15), {"disaggregation_mode": "prefill"}, 512 + 12288 + 128),
         ((0, 5, 16), {"prefill_sizes": tuple(range(58))}, 13440 + 464),
         ((0, 5, 23), {"decode_graph": False}, 512 + 12288 + 128),
         ((0, 5, 23), {"disaggregation_mode": "prefill"}, 512 + 12288 + 128),
