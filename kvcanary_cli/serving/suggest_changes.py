@@ -215,10 +215,28 @@ def _sweep_without_cache(resolution: Resolution) -> Iterator[Alternative]:
     )
 
 
+def _no_real_data(resolution: Resolution) -> Iterator[Alternative]:
+    yield Alternative((("kv_canary_real_data", "none"),), "KV bytes are then not fingerprinted")
+
+
+def _no_input_assert(resolution: Resolution) -> Iterator[Alternative]:
+    name = "SGLANG_KV_CANARY_ENABLE_WRITE_INPUT_ASSERT"
+    yield Alternative(((name, False),), "the assert needs the token oracle")
+
+
+def _known_mode(resolution: Resolution) -> Iterator[Alternative]:
+    yield Alternative((("kv_canary", "log"),), "log and raise are the modes that check")
+
+
 _REFUSALS = {
+    "KVC-A01": _known_mode,
     "KVC-A02": _sweep_without_canary,
     "KVC-A03": _piecewise,
     "KVC-A04": _captured_reference,
+    "KVC-A05": _no_real_data,
+    "KVC-S08": _no_real_data,
+    "KVC-W05": _no_input_assert,
+    "KVC-Z01": _piecewise,
     "KVC-R06": _sweep_without_cache,
 }
 
