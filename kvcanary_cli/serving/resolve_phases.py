@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 PIECEWISE = ("piecewise", "tc_piecewise")
 """Names of the prefill back end that the canary refuses."""
 
+_MULTIMODAL = "multimodal model"
 _MLA_PREFILL_TOKENS = 8192
 _OLD_MLA_PREFILL_TOKENS = 2048
 _LLAMA2_TOKENS = 4096
@@ -91,6 +92,11 @@ def _default_prefill_backend(state: State, platform: str, mode: str) -> tuple[st
     compiled = "piecewise" if release < (0, 5, 14) else "tc_piecewise"
     if release >= (0, 5, 16) and platform == "cuda":
         reason = _breakable_off(state)
+        if reason == _MULTIMODAL and release < (0, 5, 22):
+            state.remark(
+                "a few multimodal models get the compiled prefill graph in this version, which "
+                "the canary refuses; --cuda-graph-backend-prefill=disabled is safe for all"
+            )
         return ("disabled", f"rule 1.4: {reason}") if reason else ("breakable", "default")
     if release >= (0, 5, 22):
         return "disabled", "default"
@@ -112,7 +118,7 @@ def _breakable_off(state: State) -> str:
         ),
         (model is not None and model.architecture in NO_PREFILL_GRAPH, "KDA model"),
         (model is not None and model.kind == "deepseek_v4", "DeepSeek-V4"),
-        (model is not None and model.multimodal, "multimodal model"),
+        (model is not None and model.multimodal, _MULTIMODAL),
     )
     return next((reason for holds, reason in conditions if holds), "")
 
@@ -126,7 +132,7 @@ def _compiled_off(state: State, platform: str, mode: str) -> str:
         (platform in ("hip", "npu", "cpu", "xpu"), f"platform {platform}"),
         (state.text("moe_a2a_backend", "none").lower() != "none", "MoE all-to-all back end"),
         (state.stated("lora_paths") is not None, "LoRA"),
-        (model is not None and model.multimodal, "multimodal model"),
+        (model is not None and model.multimodal, _MULTIMODAL),
         ("gguf" in quantized, "GGUF"),
         (state.stated("dllm_algorithm") is not None, "diffusion model"),
         ((state.number("cpu_offload_gb") or 0) > 0, "CPU offload"),

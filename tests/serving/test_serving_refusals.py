@@ -177,3 +177,12 @@ def test_stated_pool_class() -> None:
     found = launch("0.5.23", **{**OK, "pool_class": "MLATokenToKVPool"})
     assert [refusal.code for refusal in found.refusals] == ["KVC-A06"]
     assert found.refusals[0].source == given("pool_class", "").source
+
+
+def test_multimodal_models_may_run_the_compiled_graph() -> None:
+    config = {**GQA, "vision_config": {"num_hidden_layers": 24, "hidden_size": 1024}}
+    found = launch("0.5.20", **{**OK, "model_config": config})
+    assert found.value("prefill_graph_backend") == "disabled"
+    assert any("compiled prefill graph" in remark.text for remark in found.remarks)
+    newer = launch("0.5.23", **{**OK, "model_config": config})
+    assert not any("compiled prefill graph" in remark.text for remark in newer.remarks)
