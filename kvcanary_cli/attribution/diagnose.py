@@ -14,13 +14,13 @@ import numpy as np
 from kvcanary_cli.abi.constants import FailReason, PoolKind
 from kvcanary_cli.attribution import result as what
 from kvcanary_cli.attribution.classes import remedy
-from kvcanary_cli.attribution.classify import Classifier
 from kvcanary_cli.attribution.contents import Namespaces, Sidecars
 from kvcanary_cli.attribution.damage import Cause, Damage
 from kvcanary_cli.attribution.follow import Follower
 from kvcanary_cli.attribution.ledger import NOBODY, TREE
 from kvcanary_cli.attribution.ranks import RankRecord, rank_number, world_size
 from kvcanary_cli.attribution.result import Culprit, Finding, OwnershipFinding, RuledOut
+from kvcanary_cli.attribution.rules import Classifier
 from kvcanary_cli.attribution.snapshot import Snapshots
 from kvcanary_cli.replay.chains import slot_hash
 from kvcanary_cli.replay.conclude import conclude
@@ -306,7 +306,7 @@ class Diagnoser:
     def _wrong_input(self, chunk: ViolationChunk, k: int, victim: int) -> None:
         columns = chunk.columns
         slot, token = int(columns["slot"][k]), int(columns["stored_token"][k])
-        cause = self._classifier.wrong_token_fed(victim, token, chunk.event, chunk.step)
+        cause = self._classifier.inputs.wrong_token_fed(victim, token, chunk.event, chunk.step)
         name = self.follower.names.name(victim)
         finding = self._by_cause.get(self._cause_key(cause, chunk.worker, chunk.pool_kind))
         if finding is None:

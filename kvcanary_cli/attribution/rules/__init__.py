@@ -1,0 +1,87 @@
+"""From a damaged entry to its cause: the rules of the taxonomy, in its order of precedence.
+
+Ownership facts come before lifetime facts, those before index facts, those before input facts,
+content facts come last: earlier groups usually cause the later symptoms. Each rule looks only at
+what the trace recorded, and returns None where its facts are not there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcanary_cli.attribution.damage import Cause, Damage
+from kvcanary_cli.attribution.result import CERTAIN, POSSIBLE, PROBABLE, Culprit
+from kvcanary_cli.attribution.rules.content import ContentFacts
+from kvcanary_cli.attribution.rules.index import IndexFacts
+from kvcanary_cli.attribution.rules.inputs import InputFacts
+from kvcanary_cli.attribution.rules.lifetime import LifetimeFacts
+from kvcanary_cli.attribution.rules.ownership_facts import OwnershipFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvcanary_cli.attribution.context import Context
+    from kvcanary_cli.attribution.ledger import Names, Ownership
+
+
+class Classifier:
+    """Applies the rules.
+
+    Args:
+        state: Owners as they are now.
+        context: Rows, copies, launches and the rest.
+        names: Interned names.
+        records: Families that the trace recorded.
+        cached_chain: Whether the prefix cache holds the chain that a freed slot held.
+    """
+
+    def __init__(
+        self,
+        state: Ownership,
+        context: Context,
+        names: Names,
+        records: frozenset[str],
+        cached_chain: Callable[[int], bool],
+    ) -> None:
+        self._records = records
+        facts = (state, context, names, cached_chain)
+        self.inputs = InputFacts(*facts)
+        lifetime, index = LifetimeFacts(*facts), IndexFacts(*facts)
+        content = ContentFacts(*facts)
+        self._last = content
+        self._rules: tuple[Callable[[Damage], Cause | None], ...] = (
+            *OwnershipFacts(*facts).rules,
+            self.inputs.past_the_end,
+            # A table that leads elsewhere excuses the slot that it leads to.
+            index.bad_translation,
+            *lifetime.rules,
+            index.spec_commit,
+            *self.inputs.rules,
+            content.transfer_mismatch,
+            index.moved_cells,
+            content.payload_mutation,
+            content.foreign_content,
+        )
+
+    def cause(self, damage: Damage) -> Cause:
+        """The first rule that applies."""
+        for rule in self._rules:
+            found = rule(damage)
+            if found is not None:
+                self._weigh(found)
+                return found
+        return Cause(
+            cls="payload_mutation",
+            subtype="unexplained_row",
+            cause_event=None,
+            corrupting_event=None,
+            cause_window=self._last.window(damage),
+            culprit=Culprit(req=None, step=None, event=None),
+            confidence=POSSIBLE,
+            evidence=["no recorded event explains the content of the slot"],
+        )
+
+    def _weigh(self, cause: Cause) -> None:
+        if "alloc" not in self._records and cause.confidence == CERTAIN:
+            cause.confidence = PROBABLE
+            cause.evidence.append("alloc events were not recorded: owners are not known")

@@ -1,0 +1,81 @@
+"""Content facts: copies that brought the wrong bytes, and bytes that changed."""
+
+from __future__ import annotations
+
+from kvcanary_cli.attribution.damage import Cause, Damage, event_or_none
+from kvcanary_cli.attribution.ledger import (
+    BY_COPY,
+    BY_NOTHING,
+    BY_STATE,
+    FREE,
+    UNKNOWN,
+)
+from kvcanary_cli.attribution.result import POSSIBLE, PROBABLE, Culprit, RuledOut
+from kvcanary_cli.attribution.rules.facts import Facts
+
+
+class ContentFacts(Facts):
+    """Transfers, payload, and what nothing explains."""
+
+    def transfer_mismatch(self, damage: Damage) -> Cause | None:
+        writes, slot = damage.writes, damage.slot
+        if writes.kind[slot] != BY_COPY:
+            return None
+        wrote = damage.writer_event()
+        copy = self.context.copies.get(wrote)
+        offset = damage.stored_position - damage.position
+        details: dict[str, int | str] = {}
+        if copy is not None and copy.transfer is not None:
+            details["transfer"] = copy.transfer
+        subtype = "misaligned_blocks" if offset else "wrong_content"
+        if damage.kv_only:
+            subtype = "bytes_differ"
+        return Cause(
+            cls="transfer_mismatch",
+            subtype=subtype,
+            cause_event=wrote,
+            corrupting_event=wrote,
+            culprit=self.writer(damage, **details),
+            ruled_out=[
+                RuledOut("transfer_race", "the destination did not change hands while it landed")
+            ],
+            evidence=[
+                f"copy at event {wrote} put position {damage.stored_position} where "
+                f"{damage.position} is read (offset {offset:+d})"
+                if offset
+                else f"the bytes that the copy at event {wrote} left are not the source's",
+            ],
+        )
+
+    def payload_mutation(self, damage: Damage) -> Cause | None:
+        if not damage.kv_only:
+            return None
+        return Cause(
+            cls="payload_mutation",
+            subtype="kv_bytes",
+            cause_event=None,
+            cause_window=self.window(damage),
+            corrupting_event=None,
+            culprit=Culprit(req=None, step=None, event=None),
+            ruled_out=[
+                RuledOut("pad_or_dummy_write", "no padding row targeted the slot in that window"),
+            ],
+            evidence=["token, position and chain agree; the KV bytes changed with no known writer"],
+        )
+
+    def foreign_content(self, damage: Damage) -> Cause | None:
+        """The slot holds another writer's content and nothing says how it changed hands."""
+        wrote = damage.writer_event()
+        if damage.writes.kind[damage.slot] in (BY_NOTHING, BY_STATE):
+            return None
+        owner = int(self.state.owner[damage.slot])
+        return Cause(
+            cls="use_after_free",
+            subtype="free_not_recorded",
+            cause_event=None,
+            cause_window=(wrote, damage.event),
+            corrupting_event=event_or_none(wrote),
+            culprit=self.writer(damage),
+            confidence=POSSIBLE if owner in (UNKNOWN, FREE) else PROBABLE,
+            evidence=["the slot was rewritten by its new owner; its free was not recorded"],
+        )

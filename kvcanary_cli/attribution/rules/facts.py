@@ -1,0 +1,61 @@
+"""What every rule may ask: owners, writers, rows and the rest, as they are when damage is met."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcanary_cli.attribution.damage import Damage, event_or_none
+from kvcanary_cli.attribution.ledger import NEVER, NOBODY
+from kvcanary_cli.attribution.result import Culprit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvcanary_cli.attribution.context import Context
+    from kvcanary_cli.attribution.ledger import Names, Ownership
+
+
+class Facts:
+    """Base of the groups of rules.
+
+    Args:
+        state: Owners as they are now.
+        context: Rows, copies, launches and the rest.
+        names: Interned names.
+        cached_chain: Whether the prefix cache holds the chain that a freed slot held.
+    """
+
+    def __init__(
+        self,
+        state: Ownership,
+        context: Context,
+        names: Names,
+        cached_chain: Callable[[int], bool],
+    ) -> None:
+        self.state, self.context, self.names = state, context, names
+        self.cached_chain = cached_chain
+
+    def writer(self, damage: Damage, **details: int | str) -> Culprit:
+        writes, slot = damage.writes, damage.slot
+        step = int(writes.step[slot])
+        return Culprit(
+            req=self.names.name(int(writes.req[slot])),
+            step=None if step == NOBODY else step,
+            event=event_or_none(writes.event[slot]),
+            details=dict(details),
+        )
+
+    def held_since(self, damage: Damage) -> int:
+        """Event since which the victim names the slot."""
+        slot = damage.slot
+        if damage.row < 0:
+            return int(self.state.published_event[slot])
+        if damage.forward is not None and damage.row in damage.forward.row_as_read:
+            return NEVER
+        return self.context.row(damage.row).mapped_at(damage.position)
+
+    def window(self, damage: Damage) -> tuple[int, int]:
+        """Events between which the bytes changed: last good look, first bad one."""
+        slot, writes = damage.slot, damage.writes
+        last_good = max(int(writes.event[slot]), int(writes.read_event[slot]))
+        return (damage.event if last_good == NEVER else last_good, damage.event)

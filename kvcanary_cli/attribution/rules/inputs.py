@@ -1,0 +1,113 @@
+"""Input facts: what a forward was fed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcanary_cli.attribution.damage import Cause, Damage
+from kvcanary_cli.attribution.ledger import (
+    BY_FORWARD,
+    NOBODY,
+)
+from kvcanary_cli.attribution.result import Culprit, RuledOut
+from kvcanary_cli.attribution.rules.facts import Facts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class InputFacts(Facts):
+    """Positions and tokens."""
+
+    @property
+    def rules(self) -> tuple[Callable[[Damage], Cause | None], ...]:
+        """In their order of precedence."""
+        return (
+            self._position_misalign,
+            self._wrong_token,
+        )
+
+    def past_the_end(self, damage: Damage) -> Cause | None:
+        """The forward read its own, still unwritten slot: its position was too high."""
+        if damage.true_position is None or damage.position < damage.true_position:
+            return None
+        return self.misaligned(damage, damage.event, damage.step, damage.row_offset)
+
+    def _position_misalign(self, damage: Damage) -> Cause | None:
+        writes, slot = damage.writes, damage.slot
+        if int(writes.req[slot]) != damage.victim or damage.kv_only:
+            return None
+        written, belonged = int(writes.position[slot]), int(writes.true_position[slot])
+        if NOBODY in (written, belonged) or written == belonged or belonged != damage.position:
+            return None
+        step = int(writes.step[slot])
+        return self.misaligned(damage, damage.writer_event(), step, written - belonged)
+
+    def misaligned(self, damage: Damage, event: int, step: int, offset: int) -> Cause:
+        victim = self.names.name(damage.victim)
+        return Cause(
+            cls="position_misalign",
+            subtype="constant_offset",
+            group=(offset,),
+            cause_event=event,
+            corrupting_event=event,
+            culprit=Culprit(req=victim, step=step, event=event),
+            ruled_out=[
+                RuledOut("stale_mapping", "the row names the right slot; the position is wrong")
+            ],
+            evidence=[
+                f"positions of the forward at event {event} are {offset:+d} off its prefix",
+            ],
+        )
+
+    def _wrong_token(self, damage: Damage) -> Cause | None:
+        writes, slot = damage.writes, damage.slot
+        if damage.kv_only or damage.expected_token is None:
+            return None
+        if int(writes.req[slot]) != damage.victim or writes.kind[slot] != BY_FORWARD:
+            return None
+        if (
+            damage.stored_position != damage.position
+            or damage.stored_token == damage.expected_token
+        ):
+            return None
+        return self.wrong_token_fed(
+            damage.victim, damage.stored_token, damage.writer_event(), int(writes.step[slot])
+        )
+
+    def wrong_token_fed(self, req: int, token: int, event: int, step: int) -> Cause:
+        """The forward at ``event`` fed ``token``, which ``req`` never had there."""
+        got = self.context.gets.get(req)
+        if got is not None and got[2] == token:
+            puts = [p for p in self.context.puts.get(got[1], ()) if p.token == token]
+            foreign = [p for p in puts if p.req != req]
+            if foreign:
+                put = foreign[-1]
+                return Cause(
+                    cls="wrong_token_fed",
+                    subtype="future_ring_wrap",
+                    cause_event=put.event,
+                    corrupting_event=event,
+                    culprit=Culprit(
+                        req=self.names.name(put.req),
+                        step=None if put.step == NOBODY else put.step,
+                        event=put.event,
+                    ),
+                    ruled_out=[RuledOut("spec_commit", "the token came through the future ring")],
+                    evidence=[
+                        f"ring entry {got[1]} was last put by {self.names.name(put.req)} at "
+                        f"event {put.event}",
+                        f"token {token} was fed at event {event}",
+                    ],
+                )
+        return Cause(
+            cls="wrong_token_fed",
+            subtype="placeholder_leak" if token < 0 else "wrong_input_id",
+            cause_event=event,
+            corrupting_event=event,
+            culprit=Culprit(req=self.names.name(req), step=step, event=event),
+            ruled_out=[
+                RuledOut("use_after_free", "the request itself wrote the slot, at its position")
+            ],
+            evidence=[f"token {token} fed at event {event} is not in the request's history"],
+        )

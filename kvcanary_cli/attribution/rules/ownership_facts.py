@@ -1,0 +1,146 @@
+"""Ownership facts: slots given out twice, and writes by those who owned them no more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcanary_cli.attribution.damage import Cause, Damage
+from kvcanary_cli.attribution.ledger import (
+    BY_COPY,
+    BY_FORWARD,
+    BY_VERIFY,
+    NEVER,
+)
+from kvcanary_cli.attribution.ownership import BAD_WHATS
+from kvcanary_cli.attribution.result import PROBABLE, Culprit, RuledOut
+from kvcanary_cli.attribution.rules.facts import Facts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class OwnershipFacts(Facts):
+    """Double alloc, late write, transfer race, padding write."""
+
+    @property
+    def rules(self) -> tuple[Callable[[Damage], Cause | None], ...]:
+        """In their order of precedence."""
+        return (
+            self._double_alloc,
+            self._late_write,
+            self._transfer_race,
+            self._pad_or_dummy_write,
+        )
+
+    def _double_alloc(self, damage: Damage) -> Cause | None:
+        state, slot = self.state, damage.slot
+        bad = int(state.bad_event[slot])
+        wrote = damage.writer_event()
+        if bad == NEVER or wrote < bad or damage.pool_kind != "FULL":
+            return None
+        name = BAD_WHATS[int(state.bad_what[slot])]
+        writer = self.names.name(int(damage.writes.req[slot]))
+        return Cause(
+            cls="double_alloc",
+            subtype=name,
+            cause_event=bad,
+            corrupting_event=wrote,
+            culprit=self.writer(damage),
+            ruled_out=[
+                RuledOut(
+                    "use_after_free",
+                    f"the slot was given out twice by event {bad} ({name}); it was not freed by "
+                    "its owner",
+                )
+            ],
+            evidence=[f"{name} of slot {slot} at event {bad}", f"{writer} wrote it at {wrote}"],
+        )
+
+    def _late_write(self, damage: Damage) -> Cause | None:
+        writes, slot, state = damage.writes, damage.slot, self.state
+        by_forward = writes.kind[slot] in (BY_FORWARD, BY_VERIFY)
+        if not (by_forward and writes.foreign[slot]) or damage.pool_kind != "FULL":
+            return None
+        writer, wrote = int(writes.req[slot]), damage.writer_event()
+        launched = self.context.launches.get((writer, int(writes.step[slot])), NEVER)
+        freed = int(state.free_event[slot])
+        freed_by_writer = freed != NEVER and int(state.free_by[slot]) == writer and freed < wrote
+        known = launched != NEVER and launched < freed
+        name = self.names.name(writer)
+        return Cause(
+            cls="late_write",
+            subtype="overlap_forward_after_free" if freed_by_writer else "write_by_non_owner",
+            cause_event=freed if freed_by_writer else wrote,
+            corrupting_event=wrote,
+            culprit=self.writer(damage),
+            ruled_out=[
+                RuledOut(
+                    "use_after_free",
+                    f"{name} did not own slot {slot} when its write landed; the reader's mapping "
+                    "is valid",
+                )
+            ],
+            confidence="certain" if known else PROBABLE,
+            evidence=[
+                f"launched at event {launched}" if known else "the launch was not recorded",
+                f"slot {slot} freed at event {freed}" if freed_by_writer else "not freed before",
+                f"{name} wrote it at event {wrote} without owning it",
+            ],
+        )
+
+    def _transfer_race(self, damage: Damage) -> Cause | None:
+        writes, slot, state = damage.writes, damage.slot, self.state
+        if writes.kind[slot] != BY_COPY or not writes.foreign[slot]:
+            return None
+        wrote = damage.writer_event()
+        copy = self.context.copies.get(wrote)
+        freed = int(state.free_event[slot])
+        via = copy.via if copy is not None and copy.via else "copy"
+        inside = copy is not None and copy.begun_event != NEVER and copy.begun_event < freed
+        details: dict[str, int | str] = {}
+        if copy is not None and copy.transfer is not None:
+            details["transfer"] = copy.transfer
+        return Cause(
+            cls="transfer_race",
+            subtype=f"{via}_write_after_free" if freed != NEVER else f"{via}_write_by_non_owner",
+            cause_event=freed if freed != NEVER else wrote,
+            corrupting_event=wrote,
+            culprit=self.writer(damage, **details),
+            ruled_out=[
+                RuledOut("transfer_mismatch", "the destination had changed hands before it landed")
+            ],
+            confidence="certain" if inside else PROBABLE,
+            evidence=[
+                f"copy window [{copy.begun_event}, {wrote}] contains the free at event {freed}"
+                if inside and copy is not None
+                else "the begin of the copy was not recorded",
+            ],
+        )
+
+    def _pad_or_dummy_write(self, damage: Damage) -> Cause | None:
+        writes, slot = damage.writes, damage.slot
+        pad = int(writes.pad_event[slot])
+        if not damage.kv_only or pad == NEVER or pad < damage.writer_event():
+            return None
+        row = int(writes.pad_row[slot])
+        former = self.context.batch_row_slot.get(row)
+        stale = former is not None and former[0] == slot
+        return Cause(
+            cls="pad_or_dummy_write",
+            subtype="stale_padded_tail" if stale else "dummy_write",
+            cause_event=pad,
+            corrupting_event=pad,
+            culprit=Culprit(
+                req=None, step=int(writes.pad_step[slot]), event=pad, details={"batch_row": row}
+            ),
+            ruled_out=[
+                RuledOut("payload_mutation", f"padding row {row} wrote the slot at event {pad}")
+            ],
+            evidence=[
+                f"batch row {row} is padding and targets slot {slot}",
+                f"the same row wrote slot {slot} at step {former[1]}"
+                if stale and former is not None
+                else "the slot is no padding slot",
+                "the canary row is intact, the bytes changed",
+            ],
+        )
