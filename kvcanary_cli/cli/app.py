@@ -12,6 +12,8 @@ from kvcanary_cli.cli.check_capacities import check_capacities
 from kvcanary_cli.cli.demo import demo
 from kvcanary_cli.cli.explain import EPILOG as EXPLAIN_EPILOG
 from kvcanary_cli.cli.explain import explain
+from kvcanary_cli.cli.record import EPILOG as RECORD_EPILOG
+from kvcanary_cli.cli.record import RecordCommand, record
 from kvcanary_cli.cli.replay import EPILOG as REPLAY_EPILOG
 from kvcanary_cli.cli.replay import replay
 from kvcanary_cli.cli.serving_options import LaunchCommand
@@ -59,6 +61,7 @@ def _options(
 
 
 app.command("replay", epilog=REPLAY_EPILOG)(replay)
+app.command("record", epilog=RECORD_EPILOG, cls=RecordCommand)(record)
 app.command("demo", epilog="Examples:\n\n  kvcanary demo\n\n  kvcanary demo | less")(demo)
 app.command("explain", epilog=EXPLAIN_EPILOG)(explain)
 app.command("check-capacities", epilog=CHECK_EPILOG, cls=LaunchCommand)(check_capacities)

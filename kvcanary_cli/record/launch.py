@@ -1,0 +1,67 @@
+"""Runs a command under the recorder: environment in, signals and exit status through."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvcanary_cli.errors import UsageError
+from kvcanary_cli.record.options import to_env
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kvcanary_cli.record.options import RecordOptions
+
+HOOK_FOLDER = Path(__file__).parent / "hook"
+_PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+#: What a shell returns for a command that a signal ended.
+_SIGNAL_STATUS = 128
+
+
+def environment(options: RecordOptions, env: Mapping[str, str]) -> dict[str, str]:
+    """``env`` with what makes every Python process below load the recorder."""
+    paths = [str(HOOK_FOLDER), *env.get("PYTHONPATH", "").split(os.pathsep)]
+    return {**env, **to_env(options), "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
+
+
+def run(command: Sequence[str], options: RecordOptions) -> int:
+    """Run ``command`` unchanged under the recorder and wait for it.
+
+    Returns:
+        Its exit status; 128 + n if signal n ended it.
+
+    Raises:
+        UsageError: It cannot be started.
+    """
+    if shutil.which(command[0]) is None:
+        raise UsageError(
+            f"command not found: {command[0]}",
+            hint="give the command that starts the server behind --",
+        )
+    child: subprocess.Popen[bytes] | None = None
+    waiting: list[int] = []
+
+    def pass_on(number: int, _frame: Any) -> None:
+        if child is None:
+            waiting.append(number)
+        elif child.poll() is None:
+            child.send_signal(number)
+
+    numbers = [getattr(signal, name) for name in _PASSED_ON if hasattr(signal, name)]
+    before = {number: signal.signal(number, pass_on) for number in numbers}
+    try:
+        child = subprocess.Popen(list(command), env=environment(options, os.environ))
+        for number in waiting:
+            child.send_signal(number)
+        status = child.wait()
+    except OSError as error:
+        raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from error
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return status if status >= 0 else _SIGNAL_STATUS - status

@@ -1,0 +1,100 @@
+"""The header of a SGLang recording: version, rank, pool, arguments, families."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+from kvcanary_cli.record.secrets import scrub
+from kvcanary_cli.record.sglang import KNOWN_VERSIONS
+
+if TYPE_CHECKING:
+    from kvcanary_cli.record.patching import Patcher
+    from kvcanary_cli.record.sglang.pools import Pools
+
+log = logging.getLogger("kvcanary.record")
+
+_ALWAYS = ("forward", "map", "alloc", "request", "history", "prefix", "transfer", "namespace")
+
+
+def engine_version() -> str:
+    """SGLang's version, or ``unknown``."""
+    try:
+        return importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        return str(getattr(sys.modules.get("sglang"), "__version__", "unknown"))
+
+
+def header_of(
+    server_args: Any, pools: Pools, patcher: Patcher, *, has_fingerprints: bool
+) -> dict[str, Any]:
+    """The header's fields; says what cannot be recorded, and why."""
+    version = engine_version()
+    arguments = _arguments(server_args)
+    return {
+        "engine": {"name": "sglang", "version": version},
+        "rank": _rank(server_args),
+        "pool": pools.describe(),
+        "records": _families(version, arguments, pools, patcher, has_fingerprints),
+        "serving_args": scrub(arguments),
+    }
+
+
+def _arguments(server_args: Any) -> dict[str, Any]:
+    if dataclasses.is_dataclass(server_args):
+        return {f.name: getattr(server_args, f.name, None) for f in dataclasses.fields(server_args)}
+    return dict(vars(server_args))
+
+
+def _rank(server_args: Any) -> dict[str, int]:
+    context = sys.modules.get("sglang.srt.runtime_context")
+    parallel = context.get_parallel() if context is not None else None
+    rank: dict[str, int] = {}
+    for axis in ("tp", "pp", "dp"):
+        size = getattr(server_args, f"{axis}_size", None) or 1
+        rank[axis] = int(getattr(parallel, f"{axis}_rank", None) or 0)
+        rank[f"{axis}_size"] = max(int(size), rank[axis] + 1)
+    return rank
+
+
+def _families(
+    version: str,
+    arguments: dict[str, Any],
+    pools: Pools,
+    patcher: Patcher,
+    has_fingerprints: bool,
+) -> list[str]:
+    families = list(_ALWAYS)
+    if pools.lut is not None:
+        families.append("lut")
+    if has_fingerprints:
+        families.append("kv_hash")
+    lost: dict[str, str] = {}
+    for key, hook in patcher.unplaced().items():
+        # A module that was never imported has nothing that could be called.
+        if hook.module in sys.modules:
+            why = patcher.missing.get(key, "not placed")
+            log.warning("kvcanary: SGLang %s: no hook at %s: %s", version, key, why)
+            lost |= dict.fromkeys(hook.families, key)
+    if not pools.knows_allocator:
+        lost["alloc"] = lost["prefix"] = f"allocator {type(pools.allocator).__name__}"
+    if arguments.get("enable_hierarchical_cache"):
+        lost["transfer"] = "hierarchical cache"
+    if arguments.get("disaggregation_mode") not in (None, "null"):
+        lost["transfer"] = "prefill-decode transfer"
+    if arguments.get("speculative_algorithm"):
+        lost["transfer"] = "speculative decoding"
+    if version not in KNOWN_VERSIONS:
+        log.warning(
+            "kvcanary: SGLang %s is not a version that was tried (%s)",
+            version,
+            ", ".join(KNOWN_VERSIONS),
+        )
+    for family, why in lost.items():
+        if family in families:
+            families.remove(family)
+            log.warning("kvcanary: '%s' is not recorded: %s", family, why)
+    return families

@@ -1,0 +1,139 @@
+"""Which calls of SGLang the recorder watches, and what is not recorded without each.
+
+``before`` and ``after`` are methods of ``Follower``, looked up by name at each call, because there
+is none before the scheduler is built.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvcanary_cli.record.patching import Hook
+
+if TYPE_CHECKING:
+    from kvcanary_cli.record.sglang.recorder import Recorder
+
+_ALLOC = ("alloc",)
+_CACHE = "mem_cache"
+#: module below ``sglang.srt``, name, method for before, method for after, families.
+_TABLE: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
+    ("managers.scheduler", "Scheduler.process_batch_result", "", "on_step_end", ()),
+    (
+        f"{_CACHE}.allocation",
+        "alloc_for_extend",
+        "enter_alloc_extend",
+        "leave_alloc_extend",
+        ("alloc", "prefix", "history"),
+    ),
+    (f"{_CACHE}.allocation", "alloc_for_decode", "enter_alloc_decode", "leave_alloc", _ALLOC),
+    (f"{_CACHE}.allocation", "alloc_for_spec_decode", "enter_alloc_spec", "leave_alloc", ()),
+    (f"{_CACHE}.allocator.token", "TokenToKVPoolAllocator.alloc", "enter", "on_alloc", _ALLOC),
+    (f"{_CACHE}.allocator.token", "TokenToKVPoolAllocator.free", "enter", "on_free", _ALLOC),
+    (f"{_CACHE}.allocator.token", "TokenToKVPoolAllocator.clear", "enter", "on_clear", ()),
+    (f"{_CACHE}.allocator.paged", "PagedTokenToKVPoolAllocator.alloc", "enter", "on_alloc", _ALLOC),
+    (
+        f"{_CACHE}.allocator.paged",
+        "PagedTokenToKVPoolAllocator.alloc_extend",
+        "enter",
+        "on_alloc",
+        _ALLOC,
+    ),
+    (
+        f"{_CACHE}.allocator.paged",
+        "PagedTokenToKVPoolAllocator.alloc_decode",
+        "enter",
+        "on_alloc",
+        _ALLOC,
+    ),
+    (f"{_CACHE}.allocator.paged", "PagedTokenToKVPoolAllocator.free", "enter", "on_free", _ALLOC),
+    (
+        f"{_CACHE}.allocator.paged",
+        "PagedTokenToKVPoolAllocator.free_segment",
+        "enter",
+        "on_free",
+        _ALLOC,
+    ),
+    (
+        f"{_CACHE}.allocator.paged",
+        "PagedTokenToKVPoolAllocator.free_page_ids",
+        "enter",
+        "on_free_pages",
+        _ALLOC,
+    ),
+    (f"{_CACHE}.allocator.paged", "PagedTokenToKVPoolAllocator.clear", "enter", "on_clear", ()),
+    (
+        f"{_CACHE}.allocator.base",
+        "BaseTokenToKVPoolAllocator.free_group_end",
+        "enter",
+        "leave",
+        _ALLOC,
+    ),
+    (
+        f"{_CACHE}.base_prefix_cache",
+        "BasePrefixCache.free_kv_row",
+        "enter_free_row",
+        "leave_actor",
+        _ALLOC,
+    ),
+    (
+        f"{_CACHE}.unified_radix_cache",
+        "UnifiedRadixCache.checkpoint_into_tree",
+        "enter_checkpoint",
+        "leave_checkpoint",
+        ("alloc", "prefix"),
+    ),
+    (
+        f"{_CACHE}.unified_radix_cache",
+        "UnifiedRadixCache._drain_device_frees",
+        "enter_evict",
+        "leave_actor",
+        ("alloc", "prefix"),
+    ),
+    (f"{_CACHE}.radix_cache", "RadixCache.checkpoint", "enter_checkpoint", "leave_checkpoint", ()),
+    (f"{_CACHE}.radix_cache", "RadixCache.evict", "enter_evict", "leave_actor", ()),
+    (f"{_CACHE}.memory_pool", "ReqToTokenPool.free", "on_row_free", "", ("request",)),
+    (f"{_CACHE}.memory_pool", "MHATokenToKVPool.move_kv_cache", "", "on_move", ("transfer",)),
+    (f"{_CACHE}.memory_pool", "MLATokenToKVPool.move_kv_cache", "", "on_move", ()),
+    ("managers.schedule_batch", "release_req", "enter_retract", "leave_retract", ("request",)),
+)
+
+
+def hooks_of(recorder: Recorder) -> list[Hook]:
+    """The hooks, bound to ``recorder``."""
+
+    def call(name: str) -> Any:
+        if not name:
+            return None
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            follower = recorder.follower
+            return None if follower is None else getattr(follower, name)(*args, **kwargs)
+
+        return run
+
+    def before_forward(runner: Any, forward_batch: Any, *_args: Any, **_kwargs: Any) -> Any:
+        if recorder.follower is None and getattr(forward_batch, "rids", None):
+            recorder.late(runner)
+        follower = recorder.follower
+        return None if follower is None else follower.before_forward(runner, forward_batch)
+
+    hooks = [
+        Hook(
+            "sglang.srt.managers.scheduler",
+            "Scheduler.__init__",
+            recorder.scheduler_begins,
+            recorder.scheduler_built,
+        ),
+        Hook(
+            "sglang.srt.model_executor.model_runner",
+            "ModelRunner.forward",
+            before_forward,
+            call("after_forward"),
+            ("forward", "map", "history", "kv_hash", "lut"),
+        ),
+    ]
+    hooks += [
+        Hook(f"sglang.srt.{module}", name, call(before), call(after), families)
+        for module, name, before, after, families in _TABLE
+    ]
+    return hooks

@@ -1,0 +1,98 @@
+"""The recorder of one SGLang process: from its scheduler on, until a fault or its end."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from kvcanary_cli.record.patching import Patcher
+
+if TYPE_CHECKING:
+    from kvcanary_cli.record.options import RecordOptions
+    from kvcanary_cli.record.sglang.follow import Follower
+
+log = logging.getLogger("kvcanary.record")
+
+
+class Recorder:
+    """Places the hooks, and makes a ``Follower`` when the scheduler is there.
+
+    Attributes:
+        options: What to record.
+        patcher: The hooks.
+        follower: What turns calls into events; None before the scheduler is there and after a
+            fault.
+    """
+
+    def __init__(self, options: RecordOptions) -> None:
+        from kvcanary_cli.record.sglang.hooks import hooks_of
+
+        self.options = options
+        self.follower: Follower | None = None
+        self._ended = False
+        self._initialising = False
+        self.patcher = Patcher(hooks_of(self), lambda: not self._ended, self._fault)
+
+    def scheduler_begins(self, *_args: Any, **_kwargs: Any) -> None:
+        """A scheduler is being built: what it forwards meanwhile is warm-up."""
+        self._initialising = True
+
+    def scheduler_built(
+        self, _token: Any, _result: Any, raised: bool, scheduler: Any, *_args: Any, **_kwargs: Any
+    ) -> None:
+        """The scheduler of this process is ready for requests."""
+        self._initialising = False
+        if not raised and self.follower is None:
+            runner = scheduler.tp_worker.model_runner
+            self._begin(
+                runner,
+                server_args=scheduler.server_args,
+                allocator=scheduler.token_to_kv_pool_allocator,
+                table_pool=scheduler.req_to_token_pool,
+                mid_run=False,
+            )
+
+    def late(self, runner: Any) -> None:
+        """A forward of a scheduler that was there before the recorder."""
+        if self.follower is None and not self._initialising and not runner.is_draft_worker:
+            self._begin(
+                runner,
+                server_args=runner.server_args,
+                allocator=runner.token_to_kv_pool_allocator,
+                table_pool=runner.req_to_token_pool,
+                mid_run=True,
+            )
+
+    def _begin(
+        self, runner: Any, *, server_args: Any, allocator: Any, table_pool: Any, mid_run: bool
+    ) -> None:
+        from kvcanary_cli.record.session import Session
+        from kvcanary_cli.record.sglang.fingerprints import Fingerprints
+        from kvcanary_cli.record.sglang.follow import Follower
+        from kvcanary_cli.record.sglang.header import header_of
+        from kvcanary_cli.record.sglang.pools import Pools
+
+        pools = Pools.of(runner, allocator, table_pool)
+        fingerprints = Fingerprints.of(pools, self.options)
+        header = header_of(
+            server_args, pools, self.patcher, has_fingerprints=fingerprints is not None
+        )
+        session = Session(self.options, header, starts_mid_run=mid_run)
+        self.follower = Follower(session, pools, fingerprints)
+        log.warning(
+            "kvcanary: recording into %s (%s)", self.options.path, ", ".join(header["records"])
+        )
+
+    def _fault(self, error: Exception) -> None:
+        """A fault of the recorder: the recording ends, the engine does not notice."""
+        self._ended = True
+        if self.follower is not None:
+            self.follower.session.fail(error)
+        else:
+            log.error("kvcanary: not recording, the server runs on", exc_info=error)
+
+    def close(self) -> None:
+        """Finish the trace."""
+        self._ended = True
+        if self.follower is not None:
+            self.follower.session.close()

@@ -1,0 +1,86 @@
+"""Token ids as the trace may hold them: as they are, as keyed hashes, or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvcanary_cli.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+KEY_BYTES = 32
+_MASK = (1 << 63) - 1
+
+
+def key_path(recording: str) -> Path:
+    """Where a recording's key lies: beside its folder, not in it."""
+    return Path(f"{recording}.key")
+
+
+def load_key(path: Path) -> bytes:
+    """Read the key at ``path``; the first process of a recording makes it, with mode 0600.
+
+    Raises:
+        InputError: There is something else at that place.
+        OSError: The file system refuses.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    if not path.exists():
+        temporary.unlink(missing_ok=True)
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(secrets.token_bytes(KEY_BYTES))
+        try:
+            # Of several ranks that start at once, one wins; all read what it wrote.
+            os.link(temporary, path)
+        except FileExistsError:
+            pass
+        finally:
+            temporary.unlink()
+    key = path.read_bytes()
+    if len(key) != KEY_BYTES:
+        raise InputError(
+            f"{path}: expected the {KEY_BYTES} bytes of a recording's key, found {len(key)}",
+            hint="give the recording another name, or move that file away",
+        )
+    return key
+
+
+class TokenCoder:
+    """Turns token ids into what the trace holds."""
+
+    def __init__(self, mode: str, key: bytes | None = None) -> None:
+        """Prepare.
+
+        Args:
+            mode: ``raw``, ``salted`` or ``absent``.
+            key: Key of the hash, for ``salted``.
+        """
+        self.mode = mode
+        self._key = key or b""
+        self._known: dict[int, int] = {}
+
+    def encode(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[n] ids, or their 63-bit hashes; equal ids give equal hashes."""
+        if self.mode != "salted":
+            return ids
+        unique, inverse = np.unique(ids, return_inverse=True)
+        hashes = np.array([self._hash(token) for token in unique.tolist()], dtype=np.int64)
+        out: NDArray[np.int64] = hashes[inverse.reshape(-1)] if len(ids) else ids
+        return out
+
+    def _hash(self, token: int) -> int:
+        known = self._known.get(token)
+        if known is None:
+            digest = hashlib.blake2b(
+                token.to_bytes(8, "little", signed=True), digest_size=8, key=self._key
+            )
+            known = self._known[token] = int.from_bytes(digest.digest(), "little") & _MASK
+        return known
