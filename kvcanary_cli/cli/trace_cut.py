@@ -12,7 +12,7 @@ from kvcanary_cli.cli.replay import parse_steps
 from kvcanary_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvcanary_cli.replay.cut import Cut
+    from kvcanary_cli.cut.make import Cut
 
 CUT_EPILOG = (
     "Examples:\n\n"
@@ -54,7 +54,7 @@ def cut(
     ] = False,
 ) -> None:
     """Cut steps out of a trace, with the state that they need to replay to the same verdict."""
-    from kvcanary_cli.replay.cut import cut_trace
+    from kvcanary_cli.cut.make import cut_trace
 
     wanted = parse_steps(steps)
     if wanted is None or wanted == (None, None):

@@ -1,4 +1,4 @@
-"""Restores state from the events that stand at the head of a cut trace (``cut_events``)."""
+"""Restores state from the events that stand at the head of a cut trace (``cut.events``)."""
 
 from __future__ import annotations
 

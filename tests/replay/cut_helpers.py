@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from kvcanary_cli.replay.cut import Cut, cut_trace
+from kvcanary_cli.cut.make import Cut, cut_trace
 from kvcanary_cli.replay.driver import replay_trace
 from kvcanary_cli.replay.options import ReplayOptions
 from kvcanary_cli.trace.reader import open_trace

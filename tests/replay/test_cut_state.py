@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvcanary_cli.cli.main import main
+from kvcanary_cli.cut import events as cut_events
+from kvcanary_cli.cut import rows as cut_rows
+from kvcanary_cli.cut.make import cut_trace
 from kvcanary_cli.errors import InputError, NothingCheckedError, UsageError
-from kvcanary_cli.replay import cut_events, cut_rows
-from kvcanary_cli.replay.cut import cut_trace
 from kvcanary_cli.trace import segment as segments
 from kvcanary_cli.trace.reader import open_trace
 from tests.replay.cut_helpers import (

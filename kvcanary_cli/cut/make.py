@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvcanary_cli.cut.events import state_events
+from kvcanary_cli.cut.filter import kept_event
+from kvcanary_cli.cut.requests import Selection, select_requests
+from kvcanary_cli.cut.state import StateReplay
+from kvcanary_cli.cut.window import Window, step_changes
 from kvcanary_cli.errors import InputError, NothingCheckedError, UsageError
-from kvcanary_cli.replay.cut_events import state_events
-from kvcanary_cli.replay.cut_filter import kept_event
 from kvcanary_cli.replay.cut_header import both_ranges, cut_info
-from kvcanary_cli.replay.cut_requests import Selection, select_requests
-from kvcanary_cli.replay.cut_state import StateReplay
-from kvcanary_cli.replay.cut_window import Window, step_changes
 from kvcanary_cli.trace.reader import STDIN, open_trace
 from kvcanary_cli.trace.writer import STDOUT, discard_stdout, open_writer
 

@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from kvcanary_cli.replay.cut_requests import Selection
+    from kvcanary_cli.cut.requests import Selection
     from kvcanary_cli.trace.segment import Segment
 
     Event = dict[str, Any]

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvcanary_cli.replay.cut_rows import changed_bytes, lane_rows, tier_bytes, tier_rows
+from kvcanary_cli.cut.rows import changed_bytes, lane_rows, tier_bytes, tier_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from kvcanary_cli.replay.cut_requests import Selection
-    from kvcanary_cli.replay.cut_state import StateReplay
+    from kvcanary_cli.cut.requests import Selection
+    from kvcanary_cli.cut.state import StateReplay
 
     Event = dict[str, Any]
     Ints = NDArray[np.int64]

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from kvcanary_cli.cut.requests import Selection
+    from kvcanary_cli.cut.state import StateReplay
     from kvcanary_cli.replay.copies import StoredSlot
-    from kvcanary_cli.replay.cut_requests import Selection
-    from kvcanary_cli.replay.cut_state import StateReplay
     from kvcanary_cli.replay.lanes import Lane
 
     Event = dict[str, Any]

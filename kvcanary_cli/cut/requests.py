@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from kvcanary_cli.replay.cut_window import Window
+    from kvcanary_cli.cut.window import Window
     from kvcanary_cli.trace.header import PoolInfo
     from kvcanary_cli.trace.reader import TraceReader
     from kvcanary_cli.trace.segment import Segment
