@@ -66,8 +66,6 @@ class State:
         self.raw_chunk: int | None = None
         self.prefill_max_tokens: int | None = None
 
-    # ---- statements -------------------------------------------------------------------------
-
     def stated(self, name: str) -> Given | None:
         """The strongest statement of ``name``, or None."""
         return self.given.get(name)
@@ -157,8 +155,6 @@ class State:
     def bad(self, item: Given, expected: str) -> InputError:
         """The error for a statement whose value does not fit."""
         return InputError(f"{item.source}: {item.name} is {item.value!r:.60}; {expected}")
-
-    # ---- results ----------------------------------------------------------------------------
 
     def put(
         self,
