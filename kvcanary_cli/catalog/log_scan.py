@@ -7,6 +7,7 @@ these words first; only lines that have one are decoded and matched.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from typing import IO, TYPE_CHECKING, TypeVar
 
@@ -26,6 +27,7 @@ BLOCK_BYTES = 4 << 20
 NEEDLES = (
     b"canary",
     b"CANARY",
+    b"Invalid value for ",
     b"SimplePhaseChecker",
     b"FutureTensors",
     b"full_to_swa_index_mapping is required",
@@ -37,6 +39,7 @@ NEEDLES = (
     b"req_to_verify_expected_tokens_valid_lens must be set",
     b"verify_offsets_scratch",
     b"num_sources must be in",
+    b"slot_stride_bytes must hold",
     b"fail_reasons: ",
     b"total_violations=",
     b"AssertionError",
@@ -56,8 +59,38 @@ _TIME = re.compile(
 )
 _TIME_COLUMNS = 120
 _MESSAGE_START = re.compile(r"(?:kv-canary(?: \w+)?: |kv_canary |\[canary\] |KV cache canary )")
+_VIOLATION_START = "kv_canary violation: "
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+
+
+class _Clock:
+    """The time of a line: its own, or that of the nearest line above that has one."""
+
+    def __init__(self) -> None:
+        self._stamp: str | None = None
+        self._stamp_at = 0
+        self._looked_until = 0
+
+    def at(self, start: int, line: bytes, before: bytes) -> str | None:
+        """The time of ``line``.
+
+        Args:
+            start: Its offset in the log; does not decrease from call to call.
+            line: The line, or its beginning.
+            before: What stands before it.
+        """
+        match = _TIME.search(line[:_TIME_COLUMNS])
+        if match is None:
+            # Only what was not looked through for the line before: violations come in thousands.
+            new = min(len(before), start - self._looked_until)
+            above = _TIME.findall(before, len(before) - new) if new > 0 else []
+            if above:
+                self._stamp, self._stamp_at = above[-1].decode("ascii"), start
+        else:
+            self._stamp, self._stamp_at = match[0].decode("ascii"), start
+        self._looked_until = start
+        return self._stamp if start - self._stamp_at <= _CONTEXT_BYTES else None
 
 
 def scan_log(stream: IO[bytes], path: str) -> LogSummary:
@@ -71,27 +104,35 @@ def scan_log(stream: IO[bytes], path: str) -> LogSummary:
         OSError: The stream cannot be read.
     """
     summary = LogSummary(path)
+    clock = _Clock()
     rest, context = b"", b""
     while block := stream.read(BLOCK_BYTES):
         summary.size_bytes += len(block)
         block = rest + block
+        base = summary.size_bytes - len(block)
         end = block.rfind(b"\n") + 1
         if end == 0 and len(block) > MAX_PIECE_BYTES:
             # A line longer than a block: what begins in its last stretch is looked at next time.
             limit = len(block) - _OVERLAP_BYTES
-            _scan_block(block, context, summary, limit=limit)
+            _scan_block(block, context, summary, clock, base, limit=limit)
             rest = block[limit:]
             continue
-        _scan_block(block[:end], context, summary)
+        _scan_block(block[:end], context, summary, clock, base)
         context, rest = _before(block, end, context), block[end:]
     if rest:
-        _scan_block(rest, context, summary)
+        _scan_block(rest, context, summary, clock, summary.size_bytes - len(rest))
         summary.lines += 1
     return summary
 
 
 def _scan_block(
-    block: bytes, context: bytes, summary: LogSummary, *, limit: int | None = None
+    block: bytes,
+    context: bytes,
+    summary: LogSummary,
+    clock: _Clock,
+    base: int,
+    *,
+    limit: int | None = None,
 ) -> None:
     """Match the lines of ``block``.
 
@@ -99,6 +140,8 @@ def _scan_block(
         block: Whole lines, or the beginning of one.
         context: What stood before it.
         summary: Where to count.
+        clock: Knows the times.
+        base: Offset of the block in the log.
         limit: Only messages that begin before this byte count; None = all.
     """
     limit = len(block) if limit is None else limit
@@ -107,9 +150,14 @@ def _scan_block(
         line_number += block.count(b"\n", counted, start)
         counted = start
         before = _before(block, start, context)
+        time = clock.at(base + start, block[start : start + _TIME_COLUMNS], before)
         for first, last, bound in _pieces(start, end):
             _match_line(
-                block[first:last], before, line_number, summary, bound=min(bound, limit - first)
+                block[first:last],
+                before,
+                Place(line_number, time, ""),
+                summary,
+                bound=min(bound, limit - first),
             )
     summary.lines += block.count(b"\n")
 
@@ -152,14 +200,6 @@ def _before(block: bytes, start: int, context: bytes) -> bytes:
     return context[-(_CONTEXT_BYTES - start) :] + block[:start]
 
 
-def _timestamp(line: bytes, before: bytes) -> str | None:
-    match = _TIME.search(line[:_TIME_COLUMNS])
-    if match is not None:
-        return match[0].decode("ascii")
-    above = _TIME.findall(before)
-    return above[-1].decode("ascii") if above else None
-
-
 @cache
 def _by_specificity() -> tuple[tuple[str, Entry], ...]:
     """Anchors and entries, the most specific first."""
@@ -169,7 +209,9 @@ def _by_specificity() -> tuple[tuple[str, Entry], ...]:
     return tuple((entry.matcher.anchor, entry) for entry in entries)
 
 
-def _match_line(raw: bytes, before: bytes, number: int, summary: LogSummary, *, bound: int) -> None:
+def _match_line(
+    raw: bytes, before: bytes, where: Place, summary: LogSummary, *, bound: int
+) -> None:
     if bound < len(raw):
         # Offsets have to be those of the bytes.
         text = raw.decode("latin-1")
@@ -183,7 +225,7 @@ def _match_line(raw: bytes, before: bytes, number: int, summary: LogSummary, *, 
     if len(shown) > _MAX_SHOWN:
         begin = matches[0][2] if matches else started.start() if started else 0
         shown = text[begin : begin + _MAX_SHOWN].strip() + " ..."
-    place = Place(number, _timestamp(raw, before), shown)
+    place = replace(where, text=shown)
     for entry, fields, _ in matches:
         _count(summary.kinds, entry.code, place)
         summary.last_fields[entry.code] = fields
@@ -199,6 +241,13 @@ def _match_line(raw: bytes, before: bytes, number: int, summary: LogSummary, *, 
 def _messages(text: str, before: bytes) -> Iterator[tuple[Entry, dict[str, str], int]]:
     """The messages of one line with their values and beginnings; overlaps go to the specific."""
     taken: list[tuple[int, int]] = []
+    if _VIOLATION_START in text:
+        # Violations come in thousands; a line that holds nothing else is done with one search.
+        entry = catalogue()[VIOLATION]
+        match = entry.matcher.strict.search(text)
+        if match and "canary" not in text[: match.start()] + text[match.end() :]:
+            yield entry, entry.matcher.values(match), match.start()
+            return
     for anchor, entry in _by_specificity():
         if anchor not in text:
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from contextlib import ExitStack
 from enum import StrEnum
@@ -35,6 +36,8 @@ EPILOG = (
     "violations; 2 wrong usage or an unknown code; 4 unreadable; 5 nothing was recognised."
 )
 _CODE = re.compile(r"(?:kvc[-_]?\w{0,8}|[a-z]\d{1,3})", re.IGNORECASE)
+_PIPE_COLUMNS = 100
+_RULE = "\n" + "-" * 20 + "\n\n"
 _SHOWN = 160
 # A message is a few lines; more than this is a log.
 _MAX_MESSAGE_BYTES = 1 << 20
@@ -211,11 +214,11 @@ def _print_explanations(out: Output, what: list[str], as_json: bool) -> int:
     else:
         from kvcanary_cli.report.explain_text import explanation_lines
 
+        width = shutil.get_terminal_size().columns if out.is_terminal else _PIPE_COLUMNS
         for number, explanation in enumerate(explanations):
             if number:
-                out.print("\n" + "-" * 20 + "\n")
-            for line in explanation_lines(explanation, width=out.width):
-                out.print(line)
+                out.write([_RULE])
+            out.write(f"{line}\n" for line in explanation_lines(explanation, width=width))
     for text, nearest in unmatched:
         _warn_unmatched(out, text, nearest)
     return EXIT_NOTHING_CHECKED if unmatched else EXIT_CLEAN

@@ -6,7 +6,6 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from kvcanary_cli.catalog.entry import Phase
-from kvcanary_cli.report.tables import data_table
 from kvcanary_cli.report.words import safe
 
 if TYPE_CHECKING:
@@ -91,6 +90,9 @@ def explanation_lines(explanation: Explanation, *, width: int) -> Iterator[str]:
 
 def list_table(entries: Sequence[Entry], *, width: int) -> Table | Text:
     """The catalogue: code, severity and meaning."""
+    # Imported here: an explanation is plain lines and does without Rich.
+    from kvcanary_cli.report.tables import data_table
+
     return data_table(
         ["code", "severity", "meaning"],
         [

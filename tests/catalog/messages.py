@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hypothesis import strategies as st
 
 from kvcanary_cli.catalog import Entry, catalogue
-from kvcanary_cli.catalog.template import Piece
+
+if TYPE_CHECKING:
+    from kvcanary_cli.catalog.template import Piece
 
 _NAME = st.from_regex(r"[a-z][a-z0-9_]{0,12}", fullmatch=True)
 _INT = st.integers(-(2**40), 2**63 - 1).map(str)
