@@ -8,6 +8,7 @@ import typer
 
 from kvcanary_cli.cli.output import Output, open_result_file
 from kvcanary_cli.cli.serving_options import (
+    DraftModelConfig,
     FormatName,
     Gpu,
     GpuMem,
@@ -52,6 +53,7 @@ def check_capacities(
     gpu: Gpu = None,
     gpus: Gpus = None,
     model_config: ModelConfig = None,
+    draft_model_config: DraftModelConfig = None,
     weights_bytes: WeightsBytes = None,
     setting: Setting = None,
     launch: Launch = None,
@@ -84,6 +86,7 @@ def check_capacities(
         gpu=gpu,
         gpus=gpus,
         model_config=model_config,
+        draft_model_config=draft_model_config,
         weights_bytes=weights_bytes,
         settings=list(setting or ()),
         launch=launch,
@@ -124,16 +127,19 @@ def make_report(options: ServingOptions, against: str | None) -> tuple[CheckRepo
     from dataclasses import replace
 
     from kvcanary_cli.serving.check_report import build_report
-    from kvcanary_cli.serving.compare import compare
-    from kvcanary_cli.serving.suggest import with_fixes
 
     reading, _, notes = read_serving(options)
     resolution = reading.resolve()
     draft = int(resolution.value("speculative_num_draft_tokens", 0) or 0)
     demands = read_demands(options, draft)
     report = build_report(reading, demands)
-    report = with_fixes(report, reading, demands)
+    if report.failing:
+        from kvcanary_cli.serving.suggest import with_fixes
+
+        report = with_fixes(report, reading, demands)
     if against is not None:
+        from kvcanary_cli.serving.compare import compare
+
         other, _, _ = read_serving(
             replace(options, sources=[against], words=[], launch=None, settings=[])
         )

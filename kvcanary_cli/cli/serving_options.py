@@ -61,6 +61,10 @@ ModelConfig = Annotated[
     str | None,
     typer.Option("--model-config", help="The model's config.json, or the folder that holds it."),
 ]
+DraftModelConfig = Annotated[
+    str | None,
+    typer.Option("--draft-model-config", help="The draft model's config.json, or its folder."),
+]
 WeightsBytes = Annotated[
     str | None,
     typer.Option("--weights-bytes", help="Weights that one rank loads: 16060522496, 15GiB."),
@@ -109,6 +113,7 @@ class ServingOptions:
     gpu: str | None
     gpus: int | None
     model_config: str | None
+    draft_model_config: str | None = None
     weights_bytes: str | None
     settings: list[str]
     launch: int | None
@@ -134,7 +139,6 @@ def read_serving(options: ServingOptions) -> tuple[Reading, list[RawReading], li
         UsageError: No source, or an option of ours that does not fit.
         InputError: Something to correct in the sources.
     """
-    from kvcanary_cli.serving.read_command import read_words
     from kvcanary_cli.serving.read_source import read_source
     from kvcanary_cli.serving.read_sources import merge
 
@@ -148,6 +152,8 @@ def read_serving(options: ServingOptions) -> tuple[Reading, list[RawReading], li
         raise UsageError("stdin can be read once: give - once")
     parts = [read_source(name, pick=options.launch) for name in options.sources]
     if options.words:
+        from kvcanary_cli.serving.read_command import read_words
+
         parts.append(read_words(options.words))
     overrides, notes = _overrides(options)
     return merge(parts, overrides, version=options.version), parts, notes
@@ -165,6 +171,8 @@ def _overrides(options: ServingOptions) -> tuple[list[Given], list[str]]:
     given, notes = gpu_statements(memory=options.gpu_mem, name=options.gpu, count=options.gpus)
     if options.model_config is not None:
         given.append(model_statement(options.model_config))
+    if options.draft_model_config is not None:
+        given.append(model_statement(options.draft_model_config, "draft_model_config"))
     if options.weights_bytes is not None:
         value = parse_bytes(options.weights_bytes, "--weights-bytes")
         given.append(Given("weights_bytes", value, "--weights-bytes", None, "override"))
@@ -175,10 +183,11 @@ def _overrides(options: ServingOptions) -> tuple[list[Given], list[str]]:
 def read_demands(options: ServingOptions, draft_tokens: int) -> list[Demand]:
     """Demands of traces, logs and peaks that were given."""
     from kvcanary_cli.serving.demand import observed_demands, stated_demands
-    from kvcanary_cli.serving.read_log import read_log
-    from kvcanary_cli.serving.read_source import load
 
     out = stated_demands(peak_batch_size=options.peak_batch_size, peak_tokens=options.peak_tokens)
+    if options.logs:
+        from kvcanary_cli.serving.read_log import read_log
+        from kvcanary_cli.serving.read_source import load
     for name in options.logs:
         text, shown = load(name)
         seen = read_log(text, shown).observed

@@ -11,6 +11,7 @@ import typer
 
 from kvcanary_cli.cli.output import Output, open_result_file
 from kvcanary_cli.cli.serving_options import (
+    DraftModelConfig,
     FormatName,
     Gpu,
     GpuMem,
@@ -74,6 +75,7 @@ def suggest_flags(
     gpu: Gpu = None,
     gpus: Gpus = None,
     model_config: ModelConfig = None,
+    draft_model_config: DraftModelConfig = None,
     weights_bytes: WeightsBytes = None,
     setting: Setting = None,
     launch: Launch = None,
@@ -113,6 +115,7 @@ def suggest_flags(
         gpu=gpu,
         gpus=gpus,
         model_config=model_config,
+        draft_model_config=draft_model_config,
         weights_bytes=weights_bytes,
         settings=list(setting or ()),
         launch=launch,

@@ -173,6 +173,9 @@ def _token_count(resolution: Resolution, part: CapacityPart, demands: Demands) -
         cause = "a decode server runs no prefill"
     elif chunk is None or chunk <= 0:
         cause = "chunking is off, and the longest prompt fits"
+    adaptive = resolution.given.get("speculative_adaptive")
+    if violation is None and adaptive is not None and adaptive.value is True:
+        cause += "; adaptive speculation may bring more draft tokens than were counted"
     return _compare("KVC-B04", "token_count", part, demand, violation, cause)
 
 

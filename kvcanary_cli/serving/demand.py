@@ -167,6 +167,10 @@ def _tokens(resolution: Resolution, items: list[Demand], unknown: dict[str, str]
     if running is not None:
         what = f"worst case: {running} requests x {draft} token{'s' if draft > 1 else ''}"
         items.append(Demand("tokens", running * draft, what, False))
+    branches = int(resolution.value("speculative_eagle_topk", 1) or 1)
+    if running is not None and branches > draft:
+        what = f"worst case: {running} requests x {branches} branches of a draft step"
+        items.append(Demand("tokens", running * branches, what, False))
     if resolution.value("disaggregation_mode") == "decode":
         return
     chunk = resolution.value("chunked_prefill_size")

@@ -17,6 +17,7 @@ import yaml
 from kvcanary_cli.serving.read_raw import MAX_CONFIG_BYTES, RawEnv, RawOption, RawReading
 from kvcanary_cli.serving.read_yaml import compose, mark_place, read_yaml
 from kvcanary_cli.serving.shell_words import ShellError, Word, split_commands
+from kvcanary_cli.serving.source_signs import MENTIONS_LAUNCH
 from kvcanary_cli.serving.values import Place
 
 if TYPE_CHECKING:
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
 
 LAUNCH_MODULES = frozenset({"sglang.launch_server", "sglang_router.launch_server"})
 _MODULE_FILE = re.compile(r"(^|[/\\])launch_server(\.py)?$")
-MENTIONS_LAUNCH = re.compile(
-    r"sglang\.launch_server|sglang_router\.launch_server|launch_server\.py"
-    r"|\bsglang\s+serve\b"
-)
 _IMAGE = re.compile(r"sglang[\w./-]*[:@]v?(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)")
 _PINNED = re.compile(r"sglang(?:\[[\w,]*\])?==(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)")
 _ENV = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)

@@ -84,13 +84,6 @@ _TELLTALE = re.compile(
     r"max_running_requests |max_num_reqs=|[Cc]anary|batch[.,\[ ]|Capture |sglang|pool class|"
     r"exceeds the maximum allowed"
 )
-LOG_SIGNS = re.compile(
-    r"server_args=(?:ServerArgs\(|\{)|max_total_num_tokens=\d|KV Cache is allocated|"
-    r"(?:Prefill|Decode) batch|Capture [\w ]*graph|Load weight (?:begin|end)|Memory pool end|"
-    r"kv_canary violation|install_canary: |kv-canary: |\[canary\] step=|"
-    r"^\[\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d",
-    re.MULTILINE,
-)
 
 #: Facts of which the smallest over the ranks counts, and those that every rank states alike.
 _PER_RANK_SMALLEST = frozenset(

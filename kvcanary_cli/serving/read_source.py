@@ -9,11 +9,8 @@ from typing import Literal
 
 from kvcanary_cli.errors import InputError
 from kvcanary_cli.serving.log_lines import read_text
-from kvcanary_cli.serving.read_command import MENTIONS_LAUNCH, read_container, read_script
-from kvcanary_cli.serving.read_json import read_server_info
-from kvcanary_cli.serving.read_log import LOG_SIGNS, read_log
 from kvcanary_cli.serving.read_raw import MAX_CONFIG_BYTES, MAX_SOURCE_BYTES, RawReading
-from kvcanary_cli.serving.read_yaml import read_yaml
+from kvcanary_cli.serving.source_signs import LOG_SIGNS, MENTIONS_LAUNCH
 from kvcanary_cli.serving.values import Place
 
 SourceKind = Literal["yaml", "command", "container", "log", "server-info"]
@@ -111,14 +108,25 @@ def read_source_text(text: str, name: str, *, pick: int | None = None) -> RawRea
             Place(name, 1, 1), f"{len(text):,} characters: too large for a {kind} source"
         )
         return reading
+    # Each kind's reader is imported when it is needed: most runs need one.
     match kind:
         case "command":
+            from kvcanary_cli.serving.read_command import read_script
+
             return read_script(text, name, pick=pick)
         case "container":
+            from kvcanary_cli.serving.read_command import read_container
+
             return read_container(text, name, pick=pick)
         case "log":
+            from kvcanary_cli.serving.read_log import read_log
+
             return read_log(text, name)
         case "server-info":
+            from kvcanary_cli.serving.read_json import read_server_info
+
             return read_server_info(text, name)
         case "yaml":
+            from kvcanary_cli.serving.read_yaml import read_yaml
+
             return read_yaml(text, name)
