@@ -152,11 +152,11 @@ def _verify(resolution: Resolution, check: Check) -> Iterator[Alternative]:
 
 def _scatter(resolution: Resolution, check: Check) -> Iterator[Alternative]:
     yield Alternative(
-        ((VERIFY_TOKEN_ASSERT, False),), "stored tokens are then not compared with the text"
-    )
-    yield Alternative(
         (("max_running_requests", SCATTER_LIMIT * _workers(resolution)),),
         f"the token scatter takes at most {SCATTER_LIMIT} requests",
+    )
+    yield Alternative(
+        ((VERIFY_TOKEN_ASSERT, False),), "stored tokens are then not compared with the text"
     )
 
 
