@@ -117,7 +117,7 @@ class FindingFacts:
         reader: Request that read or wrote, None in a sweep.
         row, prefix: Its table row and how many positions it read; None where unknown.
         is_read: Whether it was found by a read; False = by what a forward was about to write.
-        reasons: (fail reason, how many entries), in that step.
+        reasons: (fail reason, how many entries), of the damaged entries in that step.
         entries: Damaged entries, at most ``MAX_ENTRIES``; ``entries_total`` counts all.
         seams: Seams, at most ``MAX_ENTRIES``; ``seams_total`` counts all.
         owners: Slots around the damage, ascending; gaps are gaps.

@@ -45,6 +45,11 @@ def rank_number(rank: Mapping[str, int]) -> int:
     return by_pp * rank["tp_size"] + rank["tp"]
 
 
+def world_size(rank: Mapping[str, int]) -> int:
+    """How many ranks an engine has, by what one of them says."""
+    return rank["dp_size"] * rank["pp_size"] * rank["tp_size"]
+
+
 def _digest(*parts: object) -> int:
     text = "\x1f".join(map(str, parts)).encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little", signed=True)
@@ -61,6 +66,7 @@ class RankRecord:
         rows: Flat groups of (step, request digest, prefix, extend, event).
         stream: Flat groups of (event digest, kind and name digest, event).
         names: Request digest to name, for the requests of ``rows``.
+        world: How many ranks the engine had.
     """
 
     number: int
@@ -70,6 +76,7 @@ class RankRecord:
     stream: array[int] = field(default_factory=lambda: array("q"))
     names: dict[int, str] = field(default_factory=dict)
     kinds: dict[int, str] = field(default_factory=dict)
+    world: int = 1
 
     def forward(self, forward: Forward) -> None:
         """Keep the lengths of the target's rows."""

@@ -44,21 +44,24 @@ class Life:
             key = (int(event), what, who, step, note)
             self._events.setdefault(key, set()).update(slots.tolist())
 
-    def add_row(self, row: int, positions: dict[int, int], forward: Forward | None) -> None:
+    def add_row(
+        self, row: int, positions: dict[int, int], forward: Forward | None, reader: str | None
+    ) -> None:
         """When the cells of ``row`` that name the slots were set, and when the row was released.
 
         Args:
             row: Row of the request table.
             positions: Slot to the position that it was read for.
             forward: The reading forward, None in a sweep.
+            reader: Whose release of the row matters.
         """
         facts = self._follower.context.row(row)
         if forward is None or row not in forward.row_as_read:
             for slot, position in list(positions.items())[:MAX_SLOTS]:
                 event = facts.mapped_at(position)
-                self.add(event, "map", None, _one(slot), note=f"row {row} names them")
-        if facts.released_event != NEVER:
-            who = self._follower.names.name(facts.released_by)
+                self.add(event, "map", None, _one(slot), note=f"row {row}")
+        who = self._follower.names.name(facts.released_by)
+        if facts.released_event != NEVER and who == reader:
             none = np.empty(0, dtype=np.int64)
             self.add(facts.released_event, "row_release", who, none, note=f"row {row}")
             self.add(
@@ -143,15 +146,23 @@ class _Scene:
                 self.life.add(event, "free", names.name(by), some, note=reason)
         for event in _events(state.published_event[slots]):
             mine = slots[state.published_event[slots] == event]
-            who = names.name(int(state.published_by[mine[0]]))
-            self.life.add(event, "publish", who, mine)
+            by = int(state.published_by[mine[0]])
+            self.life.add(event, "publish", None if by == TREE else names.name(by), mine)
 
     def translations(self) -> None:
         writes = self.follower.lane(*self.lane)
-        for slot in self.slots[:MAX_SLOTS].tolist():
-            full = int(writes.batch_row[slot])
-            event = self.follower.context.lut_event.get(full, NEVER)
-            self.life.add(event, "lut", None, _one(slot), note=f"full slot {full} translated anew")
+        lut_event = self.follower.context.lut_event
+        slots = self.slots[:MAX_SLOTS]
+        full = writes.batch_row[slots].tolist()
+        events = np.array([lut_event.get(slot, NEVER) for slot in full], dtype=np.int64)
+        for event in _events(events):
+            mine = sorted(
+                slot for slot, at in zip(full, events.tolist(), strict=True) if at == event
+            )
+            note = (
+                f"full slots {mine[0]} to {mine[-1]}" if len(mine) > 1 else f"full slot {mine[0]}"
+            )
+            self.life.add(event, "lut", None, slots[events == event], note=note)
 
     def writers(self) -> None:
         follower, slots = self.follower, self.slots
@@ -160,7 +171,7 @@ class _Scene:
         self._acts(writes.req, writes.step, writes.event, writes.kind)
         for event in _events(writes.read_event[slots]):
             mine = slots[writes.read_event[slots] == event]
-            self.life.add(event, "verified", None, mine, note="read and found sound")
+            self.life.add(event, "verified", None, mine)
         for event in _events(writes.pad_event[slots]):
             mine = slots[writes.pad_event[slots] == event]
             step, row = int(writes.pad_step[mine[0]]), int(writes.pad_row[mine[0]])

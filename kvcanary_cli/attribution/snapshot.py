@@ -183,15 +183,16 @@ class Snapshots:
         reader = finding.victim
         life = self._life(finding.worker, finding.pool_kind, slots, reader, finding.culprit.req)
         primary = ~rows.seam
-        where = dict(zip(rows.slot[primary].tolist(), rows.position[primary].tolist(), strict=True))
+        where: dict[int, int] = {}
+        for slot, position in zip(
+            rows.slot[primary].tolist(), rows.position[primary].tolist(), strict=True
+        ):
+            where.setdefault(slot, position)
         if rows.row >= 0:
-            life.add_row(rows.row, where, forward)
-        if len(rows.slot):
-            what = "read" if rows.is_read else "write"
-            name = reader if reader is not None else "the prefix cache (sweep)"
-            life.add(event, what, name, np.unique(rows.slot), step=step)
-        if len(rows.slot) == 0 and forward is not None:
-            life.add(event, "read", reader, slots, step=step)
+            life.add_row(rows.row, where, forward, reader)
+        what = "read" if rows.is_read else "write"
+        name = reader if reader is not None else "the prefix cache's sweep"
+        life.add(event, what, name, slots, step=step)
         return self._assemble(
             event=event,
             step=step,
@@ -233,7 +234,7 @@ class Snapshots:
             row=table_row,
             prefix=prefix,
             is_read=rows is None or rows.is_read,
-            reasons=() if rows is None else _reasons(rows.bits),
+            reasons=() if rows is None else _reasons(rows.bits[~rows.seam]),
             entries=entries,
             entries_total=len(slots),
             seams=seams[:MAX_ENTRIES],
@@ -252,13 +253,17 @@ class Snapshots:
         forward: Forward | None,
         slots: Ints,
     ) -> tuple[EntryFact, ...]:
-        at = {slot: k for k, slot in enumerate(rows.slot.tolist()) if not rows.seam[k]}
+        at: dict[int, int] = {}
+        for k, slot in enumerate(rows.slot.tolist()):
+            # Where a forward failed at a slot twice, what it read tells more than what it wrote.
+            if not rows.seam[k]:
+                at.setdefault(slot, k)
         stored = self._stored(finding, slots[:MAX_ENTRIES])
         entries = []
         for n, slot in enumerate(slots[:MAX_ENTRIES].tolist()):
-            k = at.get(slot)
+            hit = at.get(slot)
             writer, before = self._last(writes, slot), self._before(writes, slot)
-            if k is None:
+            if hit is None:
                 token, position = stored[n] if stored is not None else (None, None)
                 entries.append(
                     EntryFact(
@@ -278,10 +283,10 @@ class Snapshots:
             entries.append(
                 EntryFact(
                     slot=slot,
-                    position=int(rows.position[k]),
-                    found_token=int(rows.token[k]),
-                    found_position=int(rows.stored_position[k]),
-                    expected_token=int(rows.expected[k]) if rows.checked[k] else None,
+                    position=int(rows.position[hit]),
+                    found_token=int(rows.token[hit]),
+                    found_position=int(rows.stored_position[hit]),
+                    expected_token=int(rows.expected[hit]) if rows.checked[hit] else None,
                     writer=writer,
                     before=before,
                 )

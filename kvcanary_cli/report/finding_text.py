@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from kvcanary_cli.report.finding_block import block_lines, headline, laid_out
+from kvcanary_cli.report.finding_summary import summary_line
 from kvcanary_cli.report.tables import data_table
-from kvcanary_cli.report.words import ranges, safe
+from kvcanary_cli.report.words import count, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +28,7 @@ def ownership_part(
     if not found:
         return
     yield ""
-    yield Text(f"OWNERSHIP: {len(found):,} broken rules", style="bold")
+    yield Text(f"OWNERSHIP: {count(len(found), 'broken rule')}", style="bold")
     rows = [
         (
             str(f.event),
@@ -44,48 +46,12 @@ def ownership_part(
         yield f"... {len(found) - max_rows:,} more rows (--max-rows 0 shows all)"
 
 
-def finding_part(finding: Finding, diagnosis: Diagnosis | None) -> Iterator[RenderableType]:
-    """One finding, headline first, its SUMMARY line last."""
+def finding_part(
+    finding: Finding, diagnosis: Diagnosis | None, width: int, ranks: int
+) -> Iterator[RenderableType]:
+    """One finding: headline, block, and its frozen SUMMARY line last."""
     yield ""
-    yield Text(_headline(finding), style="bold red")
-    yield Text("\n".join(_lines(finding)), overflow="fold")
-
-
-def _headline(finding: Finding) -> str:
-    victim = "the prefix cache" if finding.victim is None else f"request {finding.victim}"
-    where = f"step {finding.first_bad_step}, {victim}"
-    if finding.positions:
-        where += f", positions {ranges(finding.positions)}"
-    if finding.slots:
-        where += f", slots {ranges(finding.slots)}"
-    name = finding.cls.replace("_", "-")
-    return safe(f"==kvcanary== ERROR: {name} ({finding.subtype}) {where}  [{finding.id}]")
-
-
-def _lines(finding: Finding) -> list[str]:
-    culprit = finding.culprit
-    who = "nobody that the trace shows" if culprit.req is None else f"request {culprit.req}"
-    when = [
-        f"{name} {value}"
-        for name, value in (("step", culprit.step), ("event", culprit.event))
-        if value is not None
-    ]
-    when += [f"{name} {value}" for name, value in culprit.details.items()]
-    cause = f"event {finding.cause_event}"
-    if finding.cause_event is None:
-        cause = "not recorded"
-        if finding.cause_window is not None:
-            cause = f"between events {finding.cause_window[0]} and {finding.cause_window[1]}"
-    out = [f"CAUSE         {cause}", f"CULPRIT       {', '.join([who, *when])}"]
-    out += [f"EVIDENCE      {line}" for line in finding.evidence]
-    if finding.seam_slots:
-        out.append(
-            f"SEAM          slots {ranges(finding.seam_slots)}: content intact, only the "
-            "predecessor was replaced"
-        )
-    if finding.blast_radius:
-        out.append(f"BLAST RADIUS  {', '.join(finding.blast_radius)}")
-    out += [f"NOT           {r.cls.replace('_', '-')}: {r.because}" for r in finding.ruled_out]
-    out.append(f"CONFIDENCE    {finding.confidence}")
-    out.append(f"REMEDY        {finding.remedy}")
-    return [safe(line) for line in out]
+    yield Text(headline(finding), style="bold red", overflow="fold")
+    block = laid_out(block_lines(finding, diagnosis, ranks), width)
+    yield Text(block, overflow="fold")
+    yield summary_line(finding)

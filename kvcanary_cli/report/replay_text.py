@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from kvcanary_cli.replay.result import Verdict
+from kvcanary_cli.report import finding_summary
 from kvcanary_cli.report.finding_text import finding_part, ownership_part
 from kvcanary_cli.report.fold import fold_violations
 from kvcanary_cli.report.tables import data_table
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from kvcanary_cli.attribution.diagnose import Diagnosis
     from kvcanary_cli.attribution.report import Report
+    from kvcanary_cli.attribution.result import Finding
     from kvcanary_cli.replay.result import CapacityFinding, ReplayResult
     from kvcanary_cli.report.fold import FoldedViolation
 
@@ -41,20 +44,38 @@ def render(
         max_rows: Rows of each table, None = all; what is left out is counted.
         verbose: Whether launch counters and all notes are shown.
     """
+    ranks = len(report.traces)
     for diagnosis in report.traces:
         result = diagnosis.replay
         yield _header(result)
-        yield from _capacity_part(result, width, max_rows)
-        yield from _violation_part(result, width, max_rows)
+        yield from _findings_part(diagnosis.findings, diagnosis, width, max_rows, ranks)
         yield from ownership_part(diagnosis, width, max_rows)
-        for finding in diagnosis.findings:
-            yield from finding_part(finding, diagnosis)
+        yield from _violation_part(result, width, max_rows)
+        yield from _capacity_part(result, width, max_rows)
         yield _coverage(result, verbose=verbose)
         yield ""
-    for finding in report.divergences:
-        yield from finding_part(finding, None)
+    yield from _findings_part(report.divergences, None, width, max_rows, ranks)
+    if report.divergences:
         yield ""
     yield summary_line(report)
+
+
+def _findings_part(
+    findings: Sequence[Finding],
+    diagnosis: Diagnosis | None,
+    width: int,
+    max_rows: int | None,
+    ranks: int,
+) -> Iterator[RenderableType]:
+    """The blocks; of those beyond ``max_rows`` only the frozen line."""
+    for finding in findings[:max_rows]:
+        yield from finding_part(finding, diagnosis, width, ranks)
+    rest = [] if max_rows is None else findings[max_rows:]
+    if rest:
+        yield ""
+        yield _more(len(rest), "findings in full")
+        for finding in rest:
+            yield finding_summary.summary_line(finding)
 
 
 def summary_line(report: Report) -> Text:
