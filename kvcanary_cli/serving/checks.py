@@ -73,7 +73,27 @@ def _missing(part: CapacityPart) -> str:
     return "the canary refuses an input"
 
 
+def at_least(resolution: Resolution, part: CapacityPart) -> int | None:
+    """A bound below a capacity that is not known: both are maxima, so each known part is one."""
+    rows = [
+        int(value)
+        for name in ("cuda_graph_max_bs", "req_to_token_pool_size")
+        if (value := resolution.value(name)) is not None
+    ]
+    if part.name == "per_forward_write_req_capacity":
+        return max(rows, default=None)
+    if part.name != "per_forward_write_entry_capacity":
+        return None
+    draft = max(1, int(resolution.value("speculative_num_draft_tokens", 0) or 0))
+    bounds = [max(rows) * draft] if rows else []
+    limit, chunk = resolution.value("max_prefill_tokens"), resolution.value("chunked_prefill_size")
+    if limit is not None and "chunked_prefill_size" in resolution.values:
+        bounds.append(limit if chunk is None or chunk < 0 else min(limit, chunk))
+    return max(bounds, default=None)
+
+
 def _compare(
+    resolution: Resolution,
     code: str,
     name: str,
     part: CapacityPart,
@@ -82,6 +102,17 @@ def _compare(
     cause: str,
 ) -> Check:
     """A check of a demand against a capacity."""
+    bound = at_least(resolution, part) if part.value is None and part.unknown else None
+    if bound is not None and demand is not None and demand.value <= bound:
+        return Check(
+            code=code,
+            name=name,
+            status=Status.OK,
+            limit=bound,
+            demand=demand.value,
+            demand_source=demand.source,
+            cause=f"at least {bound} fit, whatever {' and '.join(part.unknown)} is",
+        )
     if part.value is None or demand is None:
         cause = _missing(part) if part.value is None else cause
         return Check(
@@ -117,7 +148,7 @@ def _batch_size(resolution: Resolution, part: CapacityPart, demands: Demands) ->
         )
         if violation is not None:
             cause = _batch_cause(resolution, part)
-    return _compare("KVC-B03", "batch_size", part, demand, violation, cause)
+    return _compare(resolution, "KVC-B03", "batch_size", part, demand, violation, cause)
 
 
 def _batch_cause(resolution: Resolution, part: CapacityPart) -> str:
@@ -143,7 +174,7 @@ def _padded_batch_size(resolution: Resolution, part: CapacityPart, demands: Dema
         )
         if violation is not None and alignment == 1:
             cause = _batch_cause(resolution, part)
-    return _compare("KVC-B05", "padded_batch_size", part, demand, violation, cause)
+    return _compare(resolution, "KVC-B05", "padded_batch_size", part, demand, violation, cause)
 
 
 def _token_count(resolution: Resolution, part: CapacityPart, demands: Demands) -> Check:
@@ -176,7 +207,7 @@ def _token_count(resolution: Resolution, part: CapacityPart, demands: Demands) -
     adaptive = resolution.given.get("speculative_adaptive")
     if violation is None and adaptive is not None and adaptive.value is True:
         cause += "; adaptive speculation may bring more draft tokens than were counted"
-    return _compare("KVC-B04", "token_count", part, demand, violation, cause)
+    return _compare(resolution, "KVC-B04", "token_count", part, demand, violation, cause)
 
 
 def _token_cause(resolution: Resolution, demand: Demand | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvcanary_cli.serving.observed import LoggedError
 
@@ -39,12 +39,18 @@ _LAST_WITH_FULL_STOP = "0.5.3.post3"
 _MAX_DIGITS = 18
 
 
-def read_batch_line(text: str, place: Place, observed: Observations) -> str | None:
-    """Note the peaks of a batch line.
+class BatchForm(NamedTuple):
+    """What the form of a batch line tells: the newest version that writes like this, or None."""
 
-    Returns:
-        Newest version that writes like this, or None if it tells nothing.
-    """
+    newest: str | None
+
+
+_OLD_FORM = BatchForm(_LAST_WITH_FULL_STOP)
+_NEW_FORM = BatchForm(None)
+
+
+def read_batch_line(text: str, place: Place, observed: Observations) -> BatchForm | None:
+    """Note the peaks of a batch line; None if it is none."""
     found = _BATCH.search(text)
     if found is None:
         return None
@@ -61,7 +67,7 @@ def read_batch_line(text: str, place: Place, observed: Observations) -> str | No
         tokens = pairs.get("#new-token", 0) + pairs.get("#replay-token", 0)
         observed.see("prefill_tokens", tokens, place, "prefill batch")
         observed.see("prefill_requests", pairs.get("#new-seq", 0), place, "prefill batch")
-    return _LAST_WITH_FULL_STOP if found.group(2) == "." else None
+    return _OLD_FORM if found.group(2) == "." else _NEW_FORM
 
 
 def read_canary_message(text: str, place: Place, observed: Observations) -> None:

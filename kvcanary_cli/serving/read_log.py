@@ -165,10 +165,12 @@ class _LogReader:
         if not _TELLTALE.search(text):
             return
         place = Place(self.reading.name, number)
+        if "batch" in text and (kind := read_batch_line(text, place, self.start.observed)):
+            if kind.newest is not None:
+                self._at_most(kind.newest, "the form of its batch lines", place)
+            return
         prefix = PREFIX.search(text)
         rank = prefix.group(1).strip() if prefix else ""
-        if "batch" in text and (newest := read_batch_line(text, place, self.start.observed)):
-            self._at_most(newest, "the form of its batch lines", place)
         if "anary" in text:
             read_canary_message(text, place, self.start.observed)
             if "kv-canary" in text or "install_canary" in text:

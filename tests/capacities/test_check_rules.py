@@ -276,6 +276,25 @@ def test_unknown_inputs_are_named() -> None:
     assert all(unknown.give for unknown in found.unknown)
 
 
+def test_a_bound_is_enough_where_it_decides() -> None:
+    """The request pool alone holds its own requests, whatever the graph size is."""
+    line = (
+        "max_total_num_tokens=400000, chunked_prefill_size=8192, max_prefill_tokens=16384, "
+        "max_running_requests=64, context_len=32768, available_gpu_mem=6.9 GB\n"
+    )
+    found = build_report(merge([read_log(line, "s.log")]))
+    assert capacities(found)[1:] == (None, None)
+    batch = check(found, "batch_size")
+    assert (batch.limit, batch.demand, batch.status) == (64, 64, Status.OK)
+    assert batch.cause == "at least 64 fit, whatever cuda_graph_max_bs is"
+    tokens = check(found, "token_count")
+    assert (tokens.limit, tokens.demand, tokens.status) == (8192, 8192, Status.OK)
+    assert found.verdict is Verdict.OK
+    peak = stated_demands(peak_batch_size=65, peak_tokens=None)
+    over = check(build_report(merge([read_log(line, "s.log")]), peak), "batch_size")
+    assert over.status is Status.UNKNOWN
+
+
 def test_installed_capacities_beat_the_formula() -> None:
     text = (
         "server_args={'tp_size': 1, 'max_running_requests': 64, 'chunked_prefill_size': 8192}\n"
