@@ -21,6 +21,13 @@ from kvcanary_cli.serving.read_raw import MAX_CONFIG_BYTES
 from kvcanary_cli.serving.values import FACTS, RESULTS, Given, Place
 
 _BYTES = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([kmgt]i?b?|b)?", re.IGNORECASE)
+#: What people call these values, and logs print.
+_ALIASES = {"max_total_num_tokens": "pool_slot_count", "swa_pool_slot_count": "swa_kv_tokens"}
+#: Values that follow from others only, and what to set instead.
+_DERIVED = {
+    "requested_max_running_requests": "max_running_requests",
+    "state_slots_per_request": "mamba_slots",
+}
 _SCALE = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -118,6 +125,10 @@ def set_statement(text: str, version: str | None) -> Given:
         )
     source = f"--set {key}"
     folded = _ALIASES.get(key.lstrip("-").replace("-", "_"), key.lstrip("-").replace("-", "_"))
+    if folded in _DERIVED:
+        raise UsageError(
+            f"--set: {folded} follows from other values", hint=f"set {_DERIVED[folded]} instead"
+        )
     if folded in FACTS:
         return Given(folded, _typed(FACTS[folded], value, source), source, None, "override")
     if folded in RESULTS and not is_option_name(folded):
@@ -125,14 +136,6 @@ def set_statement(text: str, version: str | None) -> Given:
     if key.startswith("SGLANG_"):
         return Given(key, _plain(value), source, None, "override")
     return _option_statement(key, folded, value, source, version)
-
-
-#: What people call these values, and logs print.
-_ALIASES = {
-    "max_total_num_tokens": "pool_slot_count",
-    "kv_tokens": "kv_tokens",
-    "cuda_graph_max_bs": "cuda_graph_max_bs",
-}
 
 
 def _option_statement(key: str, folded: str, value: str, source: str, version: str | None) -> Given:

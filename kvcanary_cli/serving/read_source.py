@@ -72,9 +72,11 @@ def detect(text: str, name: str) -> SourceKind:
         if MENTIONS_LAUNCH.search(_COMMENT.sub("", text)) and _CONTAINER.search(text):
             return "container"
         return "yaml"
+    if stripped.startswith('{"log":'):
+        return "log"
     if suffix in _BY_SUFFIX:
         return _BY_SUFFIX[suffix]
-    if stripped.startswith("{") and not stripped.startswith('{"log":'):
+    if stripped.startswith("{"):
         return "server-info"
     if LOG_SIGNS.search(text):
         return "log"

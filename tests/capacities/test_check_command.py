@@ -203,6 +203,30 @@ def test_a_command_after_dashes(run: Run) -> None:
     assert value["resolved"]["context_length"]["value"] == 32768
 
 
+def test_one_of_several_commands(run: Run, tmp_path: Path) -> None:
+    script = tmp_path / "pd.sh"
+    script.write_text(
+        "sglang serve --max-running-requests 64 --disaggregation-mode prefill &\n"
+        "sglang serve --max-running-requests 32 --disaggregation-mode decode\n"
+    )
+    assert run("check-capacities", str(script), *GPU).code == 4
+    ran = run("check-capacities", str(script), *GPU, "--launch", "2", "--format", "json")
+    value = json.loads(ran.out)
+    assert value["resolved"]["req_to_token_pool_size"]["value"] == 32
+    assert value["resolved"]["disaggregation_mode"]["source"].startswith(f"{script}:2:")
+
+
+def test_draft_model(run: Run) -> None:
+    args = ("configs/eagle.yaml", *GPU, "--format", "json")
+    assumed = json.loads(run("check-capacities", *args).out)
+    told = json.loads(
+        run("check-capacities", *args, "--draft-model-config", "configs/models/gqa_8b.json").out
+    )
+    cells = [value["resolved"]["cell_bytes"]["value"] for value in (assumed, told)]
+    # 32 layers of 4096 bytes, and as many for a draft of one layer or of 32.
+    assert cells == [33 * 4096, 64 * 4096]
+
+
 def test_output_file_and_quiet(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "out.txt"
     ran = run("check-capacities", LOW, *GPU, "-q", "-o", str(path))

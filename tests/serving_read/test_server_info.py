@@ -110,6 +110,7 @@ def test_versions_of_sources_that_differ_are_told() -> None:
         ("max-running-requests=64", "max_running_requests", 64),
         ("max_total_num_tokens=400000", "pool_slot_count", 400000),
         ("kv_tokens=400000", "kv_tokens", 400000),
+        ("swa_pool_slot_count=7", "swa_kv_tokens", 7),
         ("context_len=32768", "context_len", 32768),
         ("enable_mixed_chunk=true", "enable_mixed_chunk", True),
         ("cuda_graph_bs_decode=1,2,4", "cuda_graph_bs_decode", [1, 2, 4]),
@@ -127,7 +128,16 @@ def test_set(text: str, name: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["tp_size", "=8", "tp_size=x", "no_such_thing_here=1", "kv_tokens=x", "hopper=maybe"]
+    "text",
+    [
+        "tp_size",
+        "=8",
+        "tp_size=x",
+        "no_such_thing_here=1",
+        "kv_tokens=x",
+        "hopper=maybe",
+        "state_slots_per_request=4",
+    ],
 )
 def test_set_refuses(text: str) -> None:
     with pytest.raises(UsageError) as caught:

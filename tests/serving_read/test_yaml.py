@@ -177,7 +177,7 @@ def test_quoted_numbers_and_crlf_are_as_good() -> None:
         ("#!/bin/sh\nexec run\n", "x", "command"),
         ("services:\n  a:\n    command: sglang serve --tp 8\n", "x.yml", "container"),
         ('{"tp_size": 8}', "x", "server-info"),
-        ('{"log": "x"}', "x.json", "server-info"),
+        ('{"log":"x"}', "x.json", "log"),
         ('{"log":"[2026-01-01 10:00:00] Decode batch, x"}\n', "x", "log"),
         ("[2026-01-01 10:00:00 TP0] Load weight begin. avail mem=1.0 GB\n", "x", "log"),
         ("+ python -m sglang.launch_server\nserver_args=ServerArgs(a=1)\n", "x", "log"),
