@@ -17,11 +17,12 @@ _REMEMBERED = 65536
 
 @dataclass(frozen=True, slots=True)
 class MapFact:
-    """Cells [start, stop) of a row were set by event ``event``."""
+    """Cells [start, stop) of a row were set by event ``event``; ``owner`` of the last slot then."""
 
     event: int
     start: int
     stop: int
+    owner: int = NOBODY
 
 
 @dataclass(slots=True)
@@ -39,10 +40,10 @@ class RowFacts:
     released_event: int = NEVER
     released_by: int = NOBODY
 
-    def map(self, event: int, start: int, stop: int) -> None:
+    def map(self, event: int, start: int, stop: int, owner: int = NOBODY) -> None:
         while self.maps and start <= self.maps[-1].start and stop >= self.maps[-1].stop:
             self.maps.pop()
-        self.maps.append(MapFact(event, start, stop))
+        self.maps.append(MapFact(event, start, stop, owner))
 
     def mapped_at(self, position: int) -> int:
         """Event that last set the cell of ``position``."""
@@ -59,9 +60,15 @@ class RowFacts:
             at -= 1
         return events[at] if at >= 0 else event
 
-    def first_map_after(self, event: int) -> int:
+    def fact_after(self, event: int) -> MapFact | None:
         """The first remembered map event after ``event``."""
-        return min((f.event for f in self.maps if f.event > event), default=NEVER)
+        later = [fact for fact in self.maps if fact.event > event]
+        return min(later, key=lambda fact: fact.event, default=None)
+
+    def first_map_after(self, event: int) -> int:
+        """``i`` of the first remembered map event after ``event``."""
+        fact = self.fact_after(event)
+        return NEVER if fact is None else fact.event
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ class Damage:
             not there to be read.
         row_offset: How far the row's positions are off that end, 0 = not at all.
         writes: The lane's writers.
+        full_slot: The reader's slot of the full pool, in a SWA lane; 0 = not known.
+        full_writes: Writers of the full pool.
     """
 
     worker: str
@@ -49,6 +51,8 @@ class Damage:
     true_position: int | None
     row_offset: int
     writes: Writes
+    full_slot: int = 0
+    full_writes: Writes | None = None
 
     def writer_event(self) -> int:
         return int(self.writes.event[self.slot])

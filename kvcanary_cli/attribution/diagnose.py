@@ -18,6 +18,7 @@ from kvcanary_cli.attribution.contents import Namespaces, Sidecars
 from kvcanary_cli.attribution.damage import Cause, Damage
 from kvcanary_cli.attribution.follow import Follower
 from kvcanary_cli.attribution.ledger import NOBODY, TREE
+from kvcanary_cli.attribution.positions import check_positions
 from kvcanary_cli.attribution.ranks import RankRecord, rank_number, world_size
 from kvcanary_cli.attribution.result import Culprit, Finding, OwnershipFinding, RuledOut
 from kvcanary_cli.attribution.rules import Classifier
@@ -102,6 +103,10 @@ class Diagnoser:
         self._checked_events: tuple[int | None, int | None] = (None, None)
         self._last_forward: int | None = None
         self._row_writing = np.full(header.pool.max_slot + 1, NOBODY, dtype=np.int64)
+        self._has_swa = bool(header.pool.swa_slots)
+        # (victim, position, event) -> finding of the full lane, within one forward.
+        self._in_full: dict[tuple[int, int, int], Finding] = {}
+        self._event = NOBODY
         self._read: tuple[Ints, Ints] = (self._foreign, self._foreign)
 
     # Watcher.
@@ -132,6 +137,14 @@ class Diagnoser:
         others = self._not_own_writes(forward, read_slots, reader_rows, written[0])
         follower.reads(forward, read_slots[others], reader_rows[others], self._codes)
         self._namespaces.check(forward, read_slots, reader_rows, self._codes, self._add)
+        check_positions(
+            forward,
+            written[0],
+            self._codes,
+            self._classifier.inputs,
+            follower.names,
+            self._add,
+        )
         self._foreign = follower.write_rules(forward, written[0], self._codes)
         self._lanes, self._read = written, (read_slots, reader_rows)
         self._snapshots.note_broken_rules(forward)
@@ -192,6 +205,9 @@ class Diagnoser:
     # From violations to findings.
 
     def _explain(self, chunk: ViolationChunk, forward: Forward | None) -> None:
+        if chunk.event != self._event:
+            self._event = chunk.event
+            self._in_full.clear()
         seam = chunk.columns["seam"]
         for k in np.flatnonzero(~seam).tolist():
             self._explain_primary(chunk, k, forward)
@@ -202,6 +218,13 @@ class Diagnoser:
         slot = int(chunk.columns["slot"][k])
         position = int(chunk.columns["expected_position"][k])
         victim, reader = self._victim(chunk, k)
+        place = (victim, position, chunk.event)
+        both = self._in_full.get(place) if chunk.pool_kind == "SWA" else None
+        if both is not None:
+            # The full lane failed here too: the SWA lane only follows it.
+            both.violations += 1
+            self._by_slot[(*self._lane(chunk), slot)] = both
+            return
         if chunk.check == INPUT_ASSERT:
             self._wrong_input(chunk, k, victim)
             return
@@ -267,7 +290,21 @@ class Diagnoser:
             true_position=true_position,
             row_offset=row_offset,
             writes=self.follower.lane(*self._lane(chunk)),
+            full_slot=self._full_slot(chunk, forward, row, position),
+            full_writes=self.follower.lane(chunk.worker, "FULL"),
         )
+
+    def _full_slot(
+        self, chunk: ViolationChunk, forward: Forward | None, row: int, position: int
+    ) -> int:
+        """What the reader's row names at ``position``; 0 in the full pool, or if not known."""
+        if chunk.pool_kind != "SWA" or row <= 0 or position < 0 or self.replay is None:
+            return 0
+        as_read = [] if forward is None else forward.row_as_read.get(row, [])
+        if position < len(as_read):
+            return int(as_read[position])
+        table = self.replay.pool.table
+        return int(table[row, position]) if position < table.shape[1] else 0
 
     @staticmethod
     def _row_end(forward: Forward, row: int) -> int | None:
@@ -364,9 +401,11 @@ class Diagnoser:
         finding = self._by_cause.get(self._cause_key(cause, "target", "FULL"))
         if finding is None:
             finding = self._new(cause, "target", "FULL", victim, step)
-        finding.slots.update(slots.tolist())
         if victim is not None:
             finding.blast_radius[victim] = None
+        if finding.cls in _ONE_STEP and step != finding.first_bad_step:
+            return
+        finding.slots.update(slots.tolist())
         if finding.positions is not None and victim == finding.victim:
             finding.positions.update(positions.tolist())
 
@@ -381,6 +420,8 @@ class Diagnoser:
     ) -> None:
         finding.violations += 1
         self._by_slot[finding.worker, finding.pool_kind, slot] = finding
+        if finding.pool_kind == "FULL" and self._has_swa:
+            self._in_full[victim, position, self._event] = finding
         if reader is not None:
             finding.blast_radius[reader] = None
         if finding.cls in _ONE_STEP and step != finding.first_bad_step:
@@ -405,6 +446,8 @@ class Diagnoser:
             self._enter(finding, place, position, victim, reader, chunk.step)
             finding.violations -= 1
         finding.violations += 1
+        if finding.pool_kind != chunk.pool_kind:
+            return
         if finding.cls in _ONE_STEP and chunk.step != finding.first_bad_step:
             return
         if slot not in finding.slots:

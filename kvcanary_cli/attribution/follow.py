@@ -155,7 +155,8 @@ class Follower:
         assert slots is not None
         assert target is not None
         assert start is not None
-        self.context.row(target).map(event, start, start + len(slots))
+        owner = int(self.rules.state.owner[slots[-1]]) if len(slots) else NOBODY
+        self.context.row(target).map(event, start, start + len(slots), owner)
 
     def _on_row_release(self, segment: Segment, row: int, event: int) -> None:
         table = segment.tables["row_release"]

@@ -54,6 +54,7 @@ class Ownership:
         free_event, free_by, free_reason: [slots] last free: event, who gave it back, index into
             ``reasons``.
         bad_event, bad_what: [slots] last alloc or free that broke a rule, and which.
+        spare_frees: [slots] how often the free list holds the slot beyond once.
         shared: [slots] bool, visible to others: published, or shared by a fork.
         published_event, published_by: [slots] when and by whom it last became visible.
     """
@@ -69,6 +70,7 @@ class Ownership:
         self.since, self.alloc_event, self.free_event = events(), events(), events()
         self.free_by, self.free_reason, self.published_by = codes(), codes(), codes()
         self.bad_event = events()
+        self.spare_frees: NDArray[np.int8] = np.zeros(num_slots, dtype=np.int8)
         self.bad_what: NDArray[np.int8] = np.zeros(num_slots, dtype=np.int8)
         self.shared: NDArray[np.bool_] = np.zeros(num_slots, dtype=np.bool_)
         self.published_event = events()

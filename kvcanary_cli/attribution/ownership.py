@@ -40,8 +40,13 @@ class OwnershipRules:
     def alloc(self, owner: str, slots: Ints, event: int) -> None:
         state, code = self.state, self.names.code(owner)
         held = (state.owner[slots] != UNKNOWN) & (state.owner[slots] != FREE)
-        self._mark_bad(slots[held], what.DOUBLE_ALLOC, event)
-        self._report(what.DOUBLE_ALLOC, slots[held], code, event, None)
+        twice = slots[held]
+        if len(twice):
+            # Where it was freed twice, that free is the cause: the free list held it twice.
+            listed = state.spare_frees[twice] > 0
+            self._mark_bad(twice[~listed], what.DOUBLE_ALLOC, event)
+            state.spare_frees[twice[listed]] -= 1
+            self._report(what.DOUBLE_ALLOC, twice, code, event, None)
         state.give(slots, code, event)
         state.alloc_event[slots] = event
         state.shared[slots] = False
@@ -60,6 +65,8 @@ class OwnershipRules:
         ):
             self._mark_bad(bad, name, event)
             self._report(name, bad, code, event, None)
+        again = np.union1d(slots[twice], repeated)
+        state.spare_frees[again] = np.minimum(state.spare_frees[again], 100) + 1
         state.give(slots, FREE, event)
         # The reader of a slot that its own request gave back is not the victim of a stranger.
         state.last_owner[slots] = code

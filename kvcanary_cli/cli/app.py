@@ -14,8 +14,12 @@ from kvcanary_cli.cli.explain import EPILOG as EXPLAIN_EPILOG
 from kvcanary_cli.cli.explain import explain
 from kvcanary_cli.cli.record import EPILOG as RECORD_EPILOG
 from kvcanary_cli.cli.record import RecordCommand, record
+from kvcanary_cli.cli.inject import EPILOG as INJECT_EPILOG
+from kvcanary_cli.cli.inject import inject
 from kvcanary_cli.cli.replay import EPILOG as REPLAY_EPILOG
 from kvcanary_cli.cli.replay import replay
+from kvcanary_cli.cli.selftest import EPILOG as SELFTEST_EPILOG
+from kvcanary_cli.cli.selftest import selftest
 from kvcanary_cli.cli.serving_options import LaunchCommand
 from kvcanary_cli.cli.suggest_flags import EPILOG as SUGGEST_EPILOG
 from kvcanary_cli.cli.suggest_flags import suggest_flags
@@ -66,4 +70,6 @@ app.command("demo", epilog="Examples:\n\n  kvcanary demo\n\n  kvcanary demo | le
 app.command("explain", epilog=EXPLAIN_EPILOG)(explain)
 app.command("check-capacities", epilog=CHECK_EPILOG, cls=LaunchCommand)(check_capacities)
 app.command("suggest-flags", epilog=SUGGEST_EPILOG, cls=LaunchCommand)(suggest_flags)
+app.command("inject", epilog=INJECT_EPILOG)(inject)
+app.command("selftest", epilog=SELFTEST_EPILOG)(selftest)
 app.add_typer(trace_app, name="trace")

@@ -1,4 +1,4 @@
-"""What suspect slots hold after a fault: who reads them wrongly first, and their KV fingerprints."""
+"""What suspect slots hold after a fault, and who reads them wrongly first."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ class Watch:
                 slot = event["out_cache_loc"][row.first + j]
                 if slot in self._suspects:
                     self._content[slot] = (row.req, row.prefix + j)
-        return found
+        # What this forward's rows overwrite for each other is read again behind its writes.
+        return found or [bad for row in rows for bad in self._reads(k, event, row)]
 
     def _reads(self, k: int, event: Event, row: Row) -> list[BadRead]:
         as_read = event.get("row_as_read", {}).get(str(row.row))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import random
+from typing import TYPE_CHECKING
 
-from kvcanary_cli.inject.clean_run import CleanRun
 from kvcanary_cli.inject.edits import Edits
 from kvcanary_cli.inject.planting import TRIES, FaultKind, Planted
+
+if TYPE_CHECKING:
+    import random
+
+    from kvcanary_cli.inject.clean_run import CleanRun
 
 _TEXT = ("DECODE", "EXTEND", "MIXED")
 

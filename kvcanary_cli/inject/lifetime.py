@@ -1,13 +1,16 @@
-"""Slots that change hands wrongly: freed twice, too early, by a stranger, or handed out while owned."""
+"""Slots that change hands wrongly: freed twice, early, by a stranger, handed out while owned."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvcanary_cli.inject.clean_run import TREE, CleanRun
 from kvcanary_cli.inject.edits import Edits, substitute
 from kvcanary_cli.inject.planting import TRIES, FaultKind, Planted, watch
+
+if TYPE_CHECKING:
+    import random
 
 _NEEDS = frozenset({"forward", "map", "alloc"})
 # Forwards within which a rewritten slot must be read.
@@ -63,7 +66,9 @@ def _handover(run: CleanRun, rng: random.Random) -> _Handover | None:
     if stolen <= 0 or mapped is None or not _was_of(run, row.req, row.row, alloc):
         return None
     pages = _pages(run, slot, stolen)
-    if pages is None or any(run.owner(s, alloc) != run.owner(stolen, alloc) for s in pages.values()):
+    if pages is None or any(
+        run.owner(s, alloc) != run.owner(stolen, alloc) for s in pages.values()
+    ):
         return None
     if run.owner(stolen, alloc) is None:
         return None

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvcanary_cli.inject.clean_run import CleanRun
 from kvcanary_cli.inject.edits import Edits
 from kvcanary_cli.inject.planting import TRIES, FaultKind, Planted
+
+if TYPE_CHECKING:
+    import random
+
+    from kvcanary_cli.inject.clean_run import CleanRun
 
 _NEEDS = frozenset({"forward", "map", "kv_hash"})
 
 
-def _flipped(
-    run: CleanRun, rng: random.Random, at: int, pool: str, slot: int, old: int
-) -> Planted:
+def _flipped(run: CleanRun, rng: random.Random, at: int, pool: str, slot: int, old: int) -> Planted:
     """Bytes of ``slot`` change in front of place ``at``, where they are fingerprinted."""
     edits = Edits(run.events)
     edits.event(at)

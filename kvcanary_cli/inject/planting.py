@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvcanary_cli.inject.clean_run import CleanRun
 from kvcanary_cli.inject.contents import BadRead, Watch
-from kvcanary_cli.inject.edits import Edits, Mark
 from kvcanary_cli.inject.fingerprints import Bytes
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from kvcanary_cli.inject.clean_run import CleanRun
+    from kvcanary_cli.inject.edits import Edits, Mark
 
 Event = dict[str, Any]
 #: How often a kind draws anew before it says that the run offers no occasion.
@@ -25,7 +28,7 @@ class Planted:
         edits: What it changes.
         slots: Slots whose content, name or bytes it makes wrong.
         causes: Any of these events is a right cause.
-        culprits: Any of these requests is a right culprit; empty = nobody.
+        culprits: Any of these requests is a right culprit, None = nobody; empty = nobody.
         subtypes: Any of these is a right sub-type.
         victims: Who loses data; filled by ``watch`` where the reads decide.
         step: First step at which it can be seen.
@@ -38,7 +41,7 @@ class Planted:
     edits: Edits
     slots: set[int]
     causes: list[Mark]
-    culprits: set[str] = field(default_factory=set)
+    culprits: set[str | None] = field(default_factory=set)
     subtypes: set[str] = field(default_factory=set)
     victims: set[str] = field(default_factory=set)
     step: int | None = None
@@ -142,10 +145,11 @@ def build(run: CleanRun, planted: Planted, stop: int | None = None) -> Built:
         at = find(mark)
         if at is not None:
             changes.setdefault(at, []).append(change)
-    causes = [find(mark) for mark in planted.causes]
     tail = Bytes(run, edits.first).rewrite(tail, places, changes)
     numbered = _numbered(run, edits, tail, places)
-    return Built(edits.first, numbered, [numbered[k]["i"] for k in causes if k is not None], planted)
+    return Built(
+        edits.first, numbered, [numbered[k]["i"] for k in causes if k is not None], planted
+    )
 
 
 def _numbered(

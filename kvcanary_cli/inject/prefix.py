@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvcanary_cli.inject.clean_run import CleanRun
 from kvcanary_cli.inject.edits import Edits
 from kvcanary_cli.inject.planting import TRIES, FaultKind, Planted, watch
+
+if TYPE_CHECKING:
+    import random
+
+    from kvcanary_cli.inject.clean_run import CleanRun
 
 Event = dict[str, Any]
 _NEEDS = frozenset({"forward", "map", "alloc", "history", "prefix"})
@@ -187,7 +190,9 @@ def namespace_alias(run: CleanRun, rng: random.Random) -> Planted | None:
                 edits.event(f)["namespaces"][run.events[f]["reqs"].index(row.req)] = name
         first = next(f for f in run.forwards if row.req in run.events[f]["reqs"])
         matches = [
-            k for k in run.by_kind.get("match", []) if run.events[k]["req"] == row.req and k <= first
+            k
+            for k in run.by_kind.get("match", [])
+            if run.events[k]["req"] == row.req and k <= first
         ]
         if first != at:
             continue

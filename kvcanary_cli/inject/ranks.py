@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import random
+from typing import TYPE_CHECKING
 
-from kvcanary_cli.inject.clean_run import CleanRun
 from kvcanary_cli.inject.edits import Edits
 from kvcanary_cli.inject.planting import TRIES, FaultKind, Planted
+
+if TYPE_CHECKING:
+    import random
+
+    from kvcanary_cli.inject.clean_run import CleanRun
 
 
 def divergent_rank(run: CleanRun, rng: random.Random) -> Planted | None:
@@ -58,9 +62,7 @@ def _unused(run: CleanRun, at: int, end: int | None) -> int | None:
     reserved = set(pool.get("reserved", [0]))
     stop = len(run.events) if end is None else end
     for slot in range(pool.get("max_slot", pool["slots"]), 0, -1):
-        busy = any(
-            t.start < stop and (t.end is None or t.end > at) for t in run.tenancies(slot)
-        )
+        busy = any(t.start < stop and (t.end is None or t.end > at) for t in run.tenancies(slot))
         if slot not in reserved and not busy and run.owner(slot, at) is None:
             return slot
     return None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import random
+from typing import TYPE_CHECKING
 
-from kvcanary_cli.inject.clean_run import CleanRun
 from kvcanary_cli.inject.edits import Edits
 from kvcanary_cli.inject.planting import TRIES, FaultKind, Planted, watch
 from kvcanary_cli.inject.writes import frees_between, rewritten
+
+if TYPE_CHECKING:
+    import random
+
+    from kvcanary_cli.inject.clean_run import CleanRun
 
 _NEEDS = frozenset({"forward", "map", "transfer"})
 
@@ -56,7 +60,8 @@ def missing_copy(run: CleanRun, rng: random.Random) -> Planted | None:
     forks = [k for k in run.by_kind.get("fork", []) if k < at]
     planted.causes = [*starts, *forks]
     planted.subtypes = {"copy_on_write_skipped", "never_written_since_alloc"}
-    planted.culprits = {w.req for s in event["dst"] if (w := run.last_write(s, at)) is not None}
+    writers = {w.req for s in event["dst"] if (w := run.last_write(s, at)) is not None}
+    planted.culprits = {None, *writers}
     return planted
 
 

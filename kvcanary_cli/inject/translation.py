@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import random
+from typing import TYPE_CHECKING
 
-from kvcanary_cli.inject.clean_run import CleanRun
 from kvcanary_cli.inject.edits import Edits
 from kvcanary_cli.inject.planting import TRIES, FaultKind, Planted
 from kvcanary_cli.inject.rows import reading_row
+
+if TYPE_CHECKING:
+    import random
+
+    from kvcanary_cli.inject.clean_run import CleanRun
 
 _NEEDS = frozenset({"forward", "map", "lut"})
 
@@ -24,14 +28,12 @@ def stale_lut(run: CleanRun, rng: random.Random) -> Planted | None:
         theirs = _window(run, at, other.row, other.prefix)
         if not slots or not theirs:
             continue
-        (full, swa), (_, wrong) = rng.choice(slots), rng.choice(theirs)
+        (full, swa), (meant, wrong) = rng.choice(slots), rng.choice(theirs)
         if swa == wrong or full in run.events[at]["out_cache_loc"]:
             continue
         edits = Edits(run.events)
-        lut = edits.insert(
-            run.before_forward(at), {"kind": "lut", "full": [full], "swa": [wrong]}
-        )
-        write = run.last_write(full, at)
+        lut = edits.insert(run.before_forward(at), {"kind": "lut", "full": [full], "swa": [wrong]})
+        write = run.last_write(meant, at)
         readers = {
             r.req
             for r in run.rows[at]
@@ -42,7 +44,7 @@ def stale_lut(run: CleanRun, rng: random.Random) -> Planted | None:
             slots={wrong},
             causes=[lut],
             subtypes={"stale_lut", "stale_translation_cache"},
-            culprits=set() if write is None else {r.req for r in run.rows[at]} | {write.req},
+            culprits={None if write is None else write.req},
             victims=readers,
             step=run.step(at),
             until=run.behind_forward(at),

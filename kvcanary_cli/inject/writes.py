@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import random
+from typing import TYPE_CHECKING
 
-from kvcanary_cli.inject.clean_run import CleanRun, Row, Write
 from kvcanary_cli.inject.edits import Edits
 from kvcanary_cli.inject.planting import TRIES, FaultKind, Planted, watch
+
+if TYPE_CHECKING:
+    import random
+
+    from kvcanary_cli.inject.clean_run import CleanRun, Row, Write
 
 
 def print_of(run: CleanRun, write: Write, slot: int, pool: str, half: str = "k") -> int | None:
@@ -36,9 +40,7 @@ def rewritten(run: CleanRun, rng: random.Random) -> tuple[int, Write, Write] | N
 
 
 def frees_between(run: CleanRun, slot: int, after: int, before: int) -> list[int]:
-    return [
-        t.end for t in run.tenancies(slot) if t.end is not None and after < t.end < before
-    ]
+    return [t.end for t in run.tenancies(slot) if t.end is not None and after < t.end < before]
 
 
 def late_write(run: CleanRun, rng: random.Random) -> Planted | None:
@@ -178,7 +180,7 @@ def unwritten_read(run: CleanRun, rng: random.Random) -> Planted | None:
         )
         before = run.last_write(slot, write.at)
         if before is not None:
-            planted.culprits = {before.req}
+            planted.culprits = {before.req, None}
         if "kv_hash" in run.records:
             _keep_bytes(run, planted, slot, write, before, rng)
         if watch(run, planted):

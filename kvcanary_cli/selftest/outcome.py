@@ -52,7 +52,7 @@ def judge(
     broken = [o for o in ownership if o.what != "leak"]
     truth = (
         f"{planted.note}; step {planted.step}, slots {sorted(planted.slots)[:6]}, "
-        f"causes {built.causes}, culprits {sorted(planted.culprits)}"
+        f"causes {built.causes}, culprits {sorted(map(str, planted.culprits))}"
     )
     if finding is None:
         return Outcome(
@@ -68,9 +68,7 @@ def judge(
             truth=truth,
         )
     right_req = (
-        finding.culprit.req in planted.culprits
-        if planted.culprits
-        else finding.culprit.req is None
+        finding.culprit.req in planted.culprits if planted.culprits else finding.culprit.req is None
     )
     right_event = not built.causes or finding.cause_event in built.causes
     cls_right = finding.cls == kind.cls

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvcanary_cli.attribution.context import Context
-    from kvcanary_cli.attribution.ledger import Names, Ownership
+    from kvcanary_cli.attribution.ledger import Names, Ownership, Writes
 
 
 class Facts:
@@ -36,7 +36,11 @@ class Facts:
         self.cached_chain = cached_chain
 
     def writer(self, damage: Damage, **details: int | str) -> Culprit:
-        writes, slot = damage.writes, damage.slot
+        """The last writer of the damaged slot."""
+        return self.writer_of(damage.writes, damage.slot, **details)
+
+    def writer_of(self, writes: Writes, slot: int, **details: int | str) -> Culprit:
+        """The last writer of ``slot`` in a lane."""
         step = int(writes.step[slot])
         return Culprit(
             req=self.names.name(int(writes.req[slot])),

@@ -7,7 +7,7 @@ from kvcanary_cli.attribution.ledger import (
     BY_VERIFY,
     NEVER,
 )
-from kvcanary_cli.attribution.result import PROBABLE, Culprit, RuledOut
+from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, Culprit, RuledOut
 from kvcanary_cli.attribution.rules.facts import Facts
 
 
@@ -18,25 +18,51 @@ class IndexFacts(Facts):
         if damage.pool_kind != "SWA":
             return None
         writes, slot = damage.writes, damage.slot
-        wrote = damage.writer_event()
-        mislanded = writes.foreign[slot]
-        full = int(writes.batch_row[slot])
+        wrote, full = damage.writer_event(), damage.full_slot
+        if writes.foreign[slot]:
+            meant = int(writes.batch_row[slot])
+            return self._mislanded(damage, meant, wrote, self.writer(damage))
+        if damage.full_writes is not None and full > 0:
+            written = int(damage.full_writes.event[full])
+            changed = self.context.lut_event.get(full, NEVER)
+            if changed != NEVER and changed < written and wrote < written:
+                culprit = self.writer_of(damage.full_writes, full)
+                return self._mislanded(damage, full, written, culprit)
         changed = self.context.lut_event.get(full, NEVER)
+        after = changed != NEVER and changed > wrote
         return Cause(
             cls="bad_translation",
-            subtype="stale_translation_cache" if mislanded else "stale_lut",
-            cause_event=event_or_none(changed) if mislanded else event_or_none(wrote),
-            corrupting_event=event_or_none(wrote),
+            subtype="stale_lut",
+            cause_event=event_or_none(changed if after else wrote),
+            corrupting_event=event_or_none(changed if after else wrote),
             culprit=self.writer(damage),
             ruled_out=[
                 RuledOut("use_after_free", "the full-pool lane is clean at the same positions")
             ],
-            confidence="certain" if mislanded else PROBABLE,
+            confidence=CERTAIN if after else PROBABLE,
             evidence=[
-                f"event {wrote} wrote full slot {full} to SWA slot {slot}, which the table does "
-                "not say"
-                if mislanded
+                f"event {changed} translates full slot {full} to SWA slot {slot}, which event "
+                f"{wrote} had written for another"
+                if after
                 else "only the SWA lane fails",
+            ],
+        )
+
+    def _mislanded(self, damage: Damage, full: int, wrote: int, culprit: Culprit) -> Cause:
+        """Event ``wrote`` wrote full slot ``full`` to a SWA slot that the table does not say."""
+        changed = self.context.lut_event.get(full, NEVER)
+        return Cause(
+            cls="bad_translation",
+            subtype="stale_translation_cache",
+            cause_event=event_or_none(changed),
+            corrupting_event=event_or_none(wrote),
+            culprit=culprit,
+            ruled_out=[
+                RuledOut("use_after_free", "the full-pool lane is clean at the same positions")
+            ],
+            evidence=[
+                f"event {wrote} wrote full slot {full} to a SWA slot that the table does not say",
+                f"SWA slot {damage.slot} is read at position {damage.position}",
             ],
         )
 

@@ -31,7 +31,7 @@ class InputFacts(Facts):
         """The forward read its own, still unwritten slot: its position was too high."""
         if damage.true_position is None or damage.position < damage.true_position:
             return None
-        return self.misaligned(damage, damage.event, damage.step, damage.row_offset)
+        return self.misaligned(damage.victim, damage.event, damage.step, damage.row_offset)
 
     def _position_misalign(self, damage: Damage) -> Cause | None:
         writes, slot = damage.writes, damage.slot
@@ -41,10 +41,11 @@ class InputFacts(Facts):
         if NOBODY in (written, belonged) or written == belonged or belonged != damage.position:
             return None
         step = int(writes.step[slot])
-        return self.misaligned(damage, damage.writer_event(), step, written - belonged)
+        return self.misaligned(damage.victim, damage.writer_event(), step, written - belonged)
 
-    def misaligned(self, damage: Damage, event: int, step: int, offset: int) -> Cause:
-        victim = self.names.name(damage.victim)
+    def misaligned(self, req: int, event: int, step: int, offset: int) -> Cause:
+        """The forward at ``event`` fed ``req`` positions that are ``offset`` off."""
+        victim = self.names.name(req)
         return Cause(
             cls="position_misalign",
             subtype="constant_offset",

@@ -87,17 +87,20 @@ class LifetimeFacts(Facts):
         released = facts.released_event
         if released == NEVER or facts.released_by != damage.victim:
             return None
-        remapped = facts.first_map_after(released)
+        fact = facts.fact_after(released)
         writer = int(damage.writes.req[damage.slot])
-        if remapped == NEVER or writer == damage.victim:
+        if fact is None or writer == damage.victim:
             return None
+        remapped = fact.event
+        # The row's new tenant; what it shares with others was written by them.
+        taker = fact.owner if fact.owner > TREE and fact.owner != damage.victim else writer
         return Cause(
             cls="stale_mapping",
             subtype="row_recycled_in_flight",
             cause_event=released,
             corrupting_event=remapped,
             culprit=Culprit(
-                req=self.names.name(writer),
+                req=self.names.name(taker),
                 step=None,
                 event=remapped,
                 details={"req_table_row": damage.row},

@@ -1,0 +1,73 @@
+"""``kvcanary selftest``."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvcanary_cli.cli.output import Output, open_result_file
+from kvcanary_cli.errors import EXIT_CLEAN, EXIT_FOUND
+
+EPILOG = (
+    "Examples:\n\n"
+    "  kvcanary selftest clean.pt\n\n"
+    "  kvcanary selftest clean.pt --seeds 50 --kinds early_free,late_write\n\n"
+    "  kvcanary selftest clean.pt --format json -o matrix.json"
+)
+
+
+class MatrixFormat(StrEnum):
+    """Choices of --format."""
+
+    text = "text"
+    json = "json"
+
+
+def selftest(
+    trace: Annotated[
+        Path, typer.Argument(help="A clean trace: .jsonl, .jsonl.zst, .pt, a .kvtrace folder.")
+    ],
+    seeds: Annotated[int, typer.Option(min=1, help="Faults of each kind.")] = 10,
+    kinds: Annotated[
+        str | None, typer.Option(metavar="KIND,...", help="Only these kinds of faults.")
+    ] = None,
+    backend: Annotated[str, typer.Option(help="auto, cpu, triton or reference.")] = "auto",
+    output_format: Annotated[
+        MatrixFormat, typer.Option("--format", help="text for people, json for programs.")
+    ] = MatrixFormat.text,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the result to this file.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress on stderr.")] = False,
+) -> None:
+    """Put every kind of fault into a clean trace, many times, and count what is found."""
+    from kvcanary_cli.inject.inject import fault_kind, load_run
+    from kvcanary_cli.report.selftest_text import matrix_json, render_matrix
+    from kvcanary_cli.selftest.matrix import selftest as run_selftest
+
+    wanted = [name.strip() for name in (kinds or "").split(",") if name.strip()]
+    for name in wanted:
+        fault_kind(name)
+    file = None if output is None else open_result_file(output)
+    try:
+        out = Output(file, quiet=quiet)
+        matrix = run_selftest(
+            load_run(str(trace)),
+            name=str(trace),
+            seeds=seeds,
+            kinds=wanted,
+            backend=backend,
+            progress=out.note,
+        )
+        if output_format is MatrixFormat.json:
+            out.write(matrix_json(matrix))
+        else:
+            for part in render_matrix(matrix, width=out.width):
+                out.print(part)
+    finally:
+        if file is not None:
+            file.close()
+    raise typer.Exit(EXIT_FOUND if matrix.missed else EXIT_CLEAN)
