@@ -1,4 +1,4 @@
-"""Reads launch commands: in shell scripts, in container definitions, or given directly.
+"""Reads launch commands: in shell scripts, or given directly.
 
 A launch command is ``python -m sglang.launch_server ...``, ``sglang serve ...``,
 ``python -m sglang_router.launch_server ...`` or a path that ends in ``launch_server.py``, whatever
@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
 from kvcanary_cli.serving.read_raw import MAX_CONFIG_BYTES, RawEnv, RawOption, RawReading
-from kvcanary_cli.serving.read_yaml import compose, mark_place, read_yaml
+from kvcanary_cli.serving.read_yaml import read_yaml
 from kvcanary_cli.serving.shell_words import ShellError, Word, split_commands
 from kvcanary_cli.serving.source_signs import MENTIONS_LAUNCH
 from kvcanary_cli.serving.values import Place
@@ -27,7 +25,7 @@ LAUNCH_MODULES = frozenset({"sglang.launch_server", "sglang_router.launch_server
 _MODULE_FILE = re.compile(r"(^|[/\\])launch_server(\.py)?$")
 _IMAGE = re.compile(r"sglang[\w./-]*[:@]v?(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)")
 _PINNED = re.compile(r"sglang(?:\[[\w,]*\])?==(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)")
-_ENV = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+ENV = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _NEGATIVE_NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")
 #: A command inside a command inside ...: ssh, bash -c, docker.
 _MAX_NESTING = 4
@@ -73,7 +71,7 @@ def read_words(words: Sequence[str], *, folder: Path | None = None) -> RawReadin
     reading = RawReading("command line", "command")
     located = [Located(word, Place(f"command line, word {k}")) for k, word in enumerate(words, 1)]
     launches: list[Launch] = []
-    _find_launch(located, {}, launches, None, 0)
+    find_launch(located, {}, launches, None, 0)
     if not launches:
         if located and located[0].text.startswith("-"):
             launches = [Launch(located[0].place, located)]
@@ -108,26 +106,12 @@ def read_script(text: str, name: str, *, pick: int | None = None) -> RawReading:
     for command in commands:
         words = [Located(w.text, Place(name, w.line, w.column), w.unset) for w in command.words]
         broken = command.broken_continuation
-        _find_launch(words, env, launches, Place(name, *broken) if broken else None, 0)
-    return _finish(reading, launches, text, pick)
+        find_launch(words, env, launches, Place(name, *broken) if broken else None, 0)
+    return finish(reading, launches, text, pick)
 
 
-def read_container(text: str, name: str, *, pick: int | None = None) -> RawReading:
-    """Read a compose file or a Kubernetes manifest that holds a launch command."""
-    reading = RawReading(name, "command")
-    launches: list[Launch] = []
-    env: dict[str, Located] = {}
-    for document in _documents(text, reading):
-        for node in _mappings(document, 0):
-            _from_mapping(name, node, env, launches)
-    if reading.problems:
-        return reading
-    for launch in launches:
-        launch.env = {**env, **launch.env}
-    return _finish(reading, launches, text, pick)
-
-
-def _finish(reading: RawReading, launches: list[Launch], text: str, pick: int | None) -> RawReading:
+def finish(reading: RawReading, launches: list[Launch], text: str, pick: int | None) -> RawReading:
+    """Take the one launch command that counts apart, or note why there is none."""
     name = reading.name
     if not launches:
         reading.problem(
@@ -162,93 +146,6 @@ def _place_at(name: str, text: str, at: int) -> Place:
     return Place(name, text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at))
 
 
-def _documents(text: str, reading: RawReading) -> list[yaml.Node]:
-    try:
-        return [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node]
-    except (yaml.YAMLError, ValueError, RecursionError):
-        # Once more for a problem with a place; several documents are fine here, errors are not.
-        node = compose(text, reading)
-        return [] if node is None or reading.problems else [node]
-
-
-def _mappings(node: yaml.Node, depth: int) -> Iterator[yaml.MappingNode]:
-    if depth > 40:
-        return
-    if isinstance(node, yaml.MappingNode):
-        yield node
-        for _, value in node.value:
-            yield from _mappings(value, depth + 1)
-    elif isinstance(node, yaml.SequenceNode):
-        for child in node.value:
-            yield from _mappings(child, depth + 1)
-
-
-def _from_mapping(
-    name: str, node: yaml.MappingNode, env: dict[str, Located], launches: list[Launch]
-) -> None:
-    """Command and environment of one service or container."""
-    words: list[Located] = []
-    for wanted in ("entrypoint", "command", "args"):
-        for key, value in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value == wanted:
-                words += _command_words(name, value)
-    own: dict[str, Located] = {}
-    for key, value in node.value:
-        if isinstance(key, yaml.ScalarNode) and key.value in ("environment", "env"):
-            own.update(_environment(name, value))
-    if words:
-        _find_launch(words, own, launches, None, 0)
-    elif own:
-        env.update(own)
-
-
-def _command_words(name: str, value: yaml.Node) -> list[Located]:
-    nodes = value.value if isinstance(value, yaml.SequenceNode) else [value]
-    out: list[Located] = []
-    for node in nodes:
-        if not isinstance(node, yaml.ScalarNode):
-            continue
-        place = mark_place(name, node)
-        if isinstance(value, yaml.ScalarNode):
-            try:
-                for command in split_commands(node.value):
-                    out += [Located(w.text, _inner(place, node, w), w.unset) for w in command.words]
-            except ShellError:
-                out.append(Located(node.value, place))
-        else:
-            out.append(Located(node.value, place))
-    return out
-
-
-def _inner(place: Place, node: yaml.ScalarNode, word: Word) -> Place:
-    """Line of a word inside a scalar; exact for block scalars, whose text begins a line below."""
-    below = 1 if node.style in ("|", ">") else 0
-    return Place(place.file, (place.line or 1) + below + word.line - 1, None)
-
-
-def _environment(name: str, value: yaml.Node) -> dict[str, Located]:
-    out: dict[str, Located] = {}
-    if isinstance(value, yaml.MappingNode):
-        for key, text in value.value:
-            if isinstance(key, yaml.ScalarNode) and isinstance(text, yaml.ScalarNode):
-                out[key.value] = Located(text.value, mark_place(name, text))
-    elif isinstance(value, yaml.SequenceNode):
-        for item in value.value:
-            if isinstance(item, yaml.ScalarNode) and (found := _ENV.match(item.value)):
-                out[found.group(1)] = Located(found.group(2), mark_place(name, item))
-            elif isinstance(item, yaml.MappingNode):
-                pair = {
-                    k.value: v
-                    for k, v in item.value
-                    if isinstance(k, yaml.ScalarNode) and isinstance(v, yaml.ScalarNode)
-                }
-                if "name" in pair and "value" in pair:
-                    out[pair["name"].value] = Located(
-                        pair["value"].value, mark_place(name, pair["value"])
-                    )
-    return out
-
-
 def _launch_start(words: Sequence[Located]) -> tuple[int, bool] | None:
     """Index after the module's name, and whether it is ``sglang serve``."""
     for k, word in enumerate(words):
@@ -263,7 +160,7 @@ def _launch_start(words: Sequence[Located]) -> tuple[int, bool] | None:
     return None
 
 
-def _find_launch(
+def find_launch(
     words: list[Located],
     env: dict[str, Located],
     launches: list[Launch],
@@ -308,7 +205,7 @@ def _find_nested(
             Located(w.text, Place(word.place.file, *_known(word.place, w)), w.unset)
             for w in command.words
         ]
-        _find_launch(inner, env, launches, None, depth + 1)
+        find_launch(inner, env, launches, None, depth + 1)
 
 
 def _known(place: Place, word: Word) -> tuple[int | None, int | None]:
@@ -321,7 +218,7 @@ def _environment_of(words: Sequence[Located], env: dict[str, Located]) -> None:
         for prefix in ("--env=", "-e"):
             if text.startswith(prefix) and "=" in text[len(prefix) :]:
                 text = text[len(prefix) :]
-        found = _ENV.match(text)
+        found = ENV.match(text)
         if found and found.group(1).startswith("SGLANG_"):
             env[found.group(1)] = Located(found.group(2), word.place, word.unset)
 

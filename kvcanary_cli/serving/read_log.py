@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kvcanary_cli.serving import log_patterns as pattern
 from kvcanary_cli.serving.log_batches import read_batch_line, read_canary_message
 from kvcanary_cli.serving.log_lines import PREFIX, log_lines
 from kvcanary_cli.serving.observed import Observations
@@ -23,68 +24,12 @@ if TYPE_CHECKING:
 
     from kvcanary_cli.serving.values import Kind
 
-_GIB = r"(\d{1,9}(?:\.\d{1,9})?)"
-_ARGS = re.compile(r"server_args=(?=ServerArgs\(|\{)")
-_READY = re.compile(
-    r"max_total_num_tokens=(\d{1,18})(?:, chunked_prefill_size=(-?\d{1,18}|None))?, "
-    r"max_prefill_tokens=(\d{1,18}), "
-    r"max_running_requests=(\d{1,18}), context_len=(\d{1,18})"
-    rf"(?:, available_(?:gpu|cpu)_mem={_GIB} GB)?"
-)
-_WEIGHTS_BEGIN = re.compile(rf"Load weight begin\. avail mem={_GIB} GB")
-_WEIGHTS_END = re.compile(rf"Load weight end\..*?avail mem={_GIB} GB(?:, mem usage={_GIB} GB)?")
-_POOL = re.compile(
-    r"(?:KV Cache is allocated\.|KV cache allocated\.)(?: dtype: (\S+?),)? #tokens: (\d{1,18}), "
-    rf"(?:K size: {_GIB} GB, V size: {_GIB} GB|KV size: {_GIB} GB)"
-)
-_POOL_END = re.compile(rf"Memory pool end\. avail mem={_GIB} GB")
-_SWA = re.compile(r"full_layer_tokens=(\d{1,18}), swa_layer_tokens=(\d{1,18})")
-_MAMBA = re.compile(r"Mamba Cache is allocated\. max_mamba_cache_size: (\d{1,18})")
-_MAMBA_CAP = re.compile(
-    r"max_running_requests is capped to (\d{1,18}) by the mamba state cache "
-    r"\(max_mamba_cache_size=(\d{1,18})"
-)
-_REDUCED = re.compile(
-    r"max_running_requests was reduced from (?:the )?requested (\d{1,18}) to (\d{1,18})"
-)
-_NUM_REQS = re.compile(r"finalized token capacity: max_num_reqs=(\d{1,18})")
-_CAPTURE_OLD = re.compile(r"Capture cuda graph bs (\[[\d, ]*\])")
-_CAPTURE_NEW = re.compile(
-    r"Capture target (?:decode|verify) .{1,40}?(?:begin|end)\..*?\bbs=(\[[\d, ]*\])"
-)
-_CAPTURE_TOKENS = re.compile(
-    r"Capture cuda graph num tokens (\[[\d, ]*\])"
-    r"|Capture target prefill .{1,40}?(?:begin|end)\..*?num_tokens=(\[[\d, ]*\])"
-)
-_ATTACH = re.compile(r"attach_canary_buffers: pool=(\S+) .*?n_groups=(\d{1,18})")
-_NO_ATTACHER = re.compile(r"no attacher registered for pool class (\w+)")
-_INSTALL = re.compile(
-    r"per_forward_verify_capacity=(\d{1,18}), per_forward_write_req_capacity=(\d{1,18}), "
-    r"per_forward_write_entry_capacity=(\d{1,18})"
-)
-_INSTALL_MODE = re.compile(r"CanaryConfig\(mode=(?:<CanaryMode\.\w+: '(\w+)'>|'?(\w+)'?)")
-_INSTALL_FIELD = re.compile(r"\b(ring_capacity|sweep_interval|n_buffer_groups)=(\d{1,18})")
-_INPUT_LIMIT = re.compile(
-    r"Input length \(\d+ tokens\) exceeds the maximum allowed length \((\d{1,18}) tokens\)"
-)
-_VERSION = re.compile(
-    r"(?:sglang(?:\[[\w,]*\])?==|sglang[ _]version[:= ]+'?\"?v?|lmsysorg/sglang:v)"
-    r"(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)",
-    re.IGNORECASE,
-)
 _MAX_DIGITS = 18
 _CAPACITY_OF_MESSAGE = (
     ("KVC-B03", "canary_write_req_capacity"),
     ("KVC-B04", "canary_write_entry_capacity"),
     ("KVC-B08", "canary_verify_capacity"),
 )
-#: Some part of each line that is read; the others are passed over at once.
-_TELLTALE = re.compile(
-    r"server_args=|max_total_num_tokens=|avail mem=|#tokens: |layer_tokens=|Mamba Cache|"
-    r"max_running_requests |max_num_reqs=|[Cc]anary|batch[.,\[ ]|Capture |sglang|pool class|"
-    r"exceeds the maximum allowed"
-)
-
 #: Facts of which the smallest over the ranks counts, and those that every rank states alike.
 _PER_RANK_SMALLEST = frozenset(
     {
@@ -162,7 +107,7 @@ class _LogReader:
         ranks.setdefault(rank, Given(name, value, f"{place} ({what})", place, kind))
 
     def line(self, text: str, number: int) -> None:
-        if not _TELLTALE.search(text):
+        if not pattern.TELLTALE.search(text):
             return
         place = Place(self.reading.name, number)
         if "batch" in text and (kind := read_batch_line(text, place, self.start.observed)):
@@ -185,7 +130,7 @@ class _LogReader:
             self.reading.newest_version = (version, f"{why} at {place}")
 
     def _args(self, text: str, rank: str, place: Place) -> None:
-        found = _ARGS.search(text)
+        found = pattern.ARGS.search(text)
         if found is None:
             return
         try:
@@ -202,7 +147,7 @@ class _LogReader:
             self.reading.oldest_version = ("0.5.20", f"server_args={{...}} at {place}")
 
     def _ready(self, text: str, rank: str, place: Place) -> None:
-        found = _READY.search(text)
+        found = pattern.READY.search(text)
         if found is None:
             return
         if rank in self.start.ready:
@@ -229,13 +174,13 @@ class _LogReader:
         self.say(name, value, rank, place, what, kind)
 
     def _weights_begin(self, text: str, rank: str, place: Place) -> None:
-        if found := _WEIGHTS_BEGIN.search(text):
+        if found := pattern.WEIGHTS_BEGIN.search(text):
             if rank in self.start.ready:
                 self.new_start(place.line or 1)
             self.say("avail_before_load_gib", float(found.group(1)), rank, place, "weights line")
 
     def _weights_end(self, text: str, rank: str, place: Place) -> None:
-        found = _WEIGHTS_END.search(text)
+        found = pattern.WEIGHTS_END.search(text)
         if found is None:
             return
         self.say("avail_after_load_gib", float(found.group(1)), rank, place, "weights line")
@@ -243,7 +188,7 @@ class _LogReader:
             self.say("weights_gib", float(found.group(2)), rank, place, "weights line")
 
     def _pool(self, text: str, rank: str, place: Place) -> None:
-        found = _POOL.search(text)
+        found = pattern.POOL.search(text)
         if found is None or "upper bound" in text:
             return
         _, tokens, k_gib, v_gib, kv_gib = found.groups()
@@ -258,11 +203,11 @@ class _LogReader:
             self.say("kv_gib", float(kv_gib), rank, place, what)
 
     def _pool_end(self, text: str, rank: str, place: Place) -> None:
-        if found := _POOL_END.search(text):
+        if found := pattern.POOL_END.search(text):
             self.say("avail_after_pool_gib", float(found.group(1)), rank, place, "memory line")
 
     def _swa(self, text: str, rank: str, place: Place) -> None:
-        found = _SWA.search(text)
+        found = pattern.SWA.search(text)
         if found is None:
             return
         what = "sliding-window line"
@@ -270,54 +215,54 @@ class _LogReader:
         self.say("swa_kv_tokens", int(found.group(2)), rank, place, what)
 
     def _mamba(self, text: str, rank: str, place: Place) -> None:
-        if found := _MAMBA.search(text):
+        if found := pattern.MAMBA.search(text):
             self.say("mamba_slots", int(found.group(1)), rank, place, "state cache line")
 
     def _reduced(self, text: str, rank: str, place: Place) -> None:
-        if found := _REDUCED.search(text):
+        if found := pattern.REDUCED.search(text):
             what = "max_running_requests was reduced"
             self.say("effective_max_running_requests", int(found.group(2)), rank, place, what)
-        elif found := _MAMBA_CAP.search(text):
+        elif found := pattern.MAMBA_CAP.search(text):
             what = "max_running_requests is capped"
             self.say("effective_max_running_requests", int(found.group(1)), rank, place, what)
             self.say("mamba_slots", int(found.group(2)), rank, place, what)
 
     def _num_reqs(self, text: str, rank: str, place: Place) -> None:
-        if found := _NUM_REQS.search(text):
+        if found := pattern.NUM_REQS.search(text):
             self.say(
                 "req_to_token_pool_size", int(found.group(1)), rank, place, "request pool line"
             )
 
     def _capture(self, text: str, rank: str, place: Place) -> None:
-        found = _CAPTURE_OLD.search(text) or _CAPTURE_NEW.search(text)
+        found = pattern.CAPTURE_OLD.search(text) or pattern.CAPTURE_NEW.search(text)
         if found:
             self.say("capture_bs", _integers(found.group(1)), rank, place, "graph capture line")
-        elif found := _CAPTURE_TOKENS.search(text):
+        elif found := pattern.CAPTURE_TOKENS.search(text):
             tokens = _integers(found.group(1) or found.group(2))
             self.say("capture_num_tokens", tokens, rank, place, "graph capture line")
 
     def _attach(self, text: str, rank: str, place: Place) -> None:
-        if found := _ATTACH.search(text):
+        if found := pattern.ATTACH.search(text):
             self.say("pool_class", found.group(1), rank, place, "canary buffers line")
             self.say(
                 "canary_buffer_groups", int(found.group(2)), rank, place, "canary buffers line"
             )
 
     def _no_attacher(self, text: str, rank: str, place: Place) -> None:
-        if found := _NO_ATTACHER.search(text):
+        if found := pattern.NO_ATTACHER.search(text):
             self.say("pool_class", found.group(1), rank, place, "the canary's refusal")
 
     def _install(self, text: str, rank: str, place: Place) -> None:
-        found = _INSTALL.search(text)
+        found = pattern.INSTALL.search(text)
         if found is None:
             return
         what = "canary install line"
         names = ("verify", "write_req", "write_entry")
         for name, value in zip(names, found.groups(), strict=True):
             self.say(f"canary_{name}_capacity", int(value), rank, place, what)
-        if mode := _INSTALL_MODE.search(text):
+        if mode := pattern.INSTALL_MODE.search(text):
             self.say("kv_canary", mode.group(1) or mode.group(2), rank, place, what, "resolved")
-        for name, value in _INSTALL_FIELD.findall(text):
+        for name, value in pattern.INSTALL_FIELD.findall(text):
             match name:
                 case "sweep_interval":
                     sweep = "kv_canary_sweep_interval"
@@ -329,11 +274,11 @@ class _LogReader:
                     self.say("canary_buffer_groups", int(value), rank, place, what)
 
     def _input_limit(self, text: str, rank: str, place: Place) -> None:
-        if found := _INPUT_LIMIT.search(text):
+        if found := pattern.INPUT_LIMIT.search(text):
             self.say("max_req_input_len", int(found.group(1)), rank, place, "refused input")
 
     def _version(self, text: str, rank: str, place: Place) -> None:
-        if self.reading.version is None and (found := _VERSION.search(text)):
+        if self.reading.version is None and (found := pattern.VERSION.search(text)):
             self.reading.version = (found.group(1), place)
 
     def finish(self) -> RawReading:

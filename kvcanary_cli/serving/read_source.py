@@ -117,7 +117,7 @@ def read_source_text(text: str, name: str, *, pick: int | None = None) -> RawRea
 
             return read_script(text, name, pick=pick)
         case "container":
-            from kvcanary_cli.serving.read_command import read_container
+            from kvcanary_cli.serving.read_container import read_container
 
             return read_container(text, name, pick=pick)
         case "log":
