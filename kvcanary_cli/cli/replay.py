@@ -31,7 +31,8 @@ EPILOG = (
     "Examples:\n\n"
     "  kvcanary replay trace.pt\n\n"
     "  kvcanary replay trace.pt --steps 40:50 --req req-007\n\n"
-    "  kvcanary replay rank0.pt rank1.pt --format json -o result.json"
+    "  kvcanary replay rank0.pt rank1.pt --format json -o result.json\n\n"
+    "  kvcanary replay --explain-class use_after_free"
 )
 DEFAULT_MAX_ROWS = 40
 
@@ -66,6 +67,29 @@ class FormatName(StrEnum):
     text = "text"
     json = "json"
     jsonl = "jsonl"
+
+
+def _explain_class(name: str | None) -> None:
+    """Print the page of a root-cause class and end."""
+    if name is None:
+        return
+    import difflib
+
+    from kvcanary_cli.attribution.classes import class_pages
+    from kvcanary_cli.report.class_page_text import page_lines
+
+    pages = class_pages()
+    page = pages.get(name.strip().lower().replace("-", "_"))
+    if page is None:
+        near = difflib.get_close_matches(name.lower(), pages, n=1)
+        raise UsageError(
+            f"--explain-class: no class is called {name!r}",
+            hint=f"did you mean {near[0]}?" if near else f"one of {', '.join(pages)}",
+        )
+    out = Output()
+    for line in page_lines(page, out.width):
+        out.print(line)
+    raise typer.Exit
 
 
 def replay(
@@ -140,6 +164,15 @@ def replay(
             "--log-lines", help="Print violations as the server logs them, one line a launch."
         ),
     ] = False,
+    explain_class: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLASS",
+            help="Print what a root-cause class means, shows and needs (no trace is read).",
+            callback=_explain_class,
+            is_eager=True,
+        ),
+    ] = None,
     exit_zero: Annotated[
         bool, typer.Option("--exit-zero", help="Exit 0 even if something was found.")
     ] = False,
