@@ -9,6 +9,7 @@ from rich.text import Text
 from kvcanary_cli.report.capacities_text import summary_line
 from kvcanary_cli.report.capacities_words import flag_value, setting, size
 from kvcanary_cli.report.words import count, safe
+from kvcanary_cli.serving.check_result import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +24,8 @@ _MAX_ALTERNATIVES = 5
 
 def suggest_summary(outcome: Outcome) -> str:
     """One line: what to change, or why nothing helps."""
+    if outcome.before.verdict is Verdict.NOT_CHECKED:
+        return summary_line(outcome.before)
     if outcome.passes_already:
         return "no change is needed: every check passes"
     if outcome.suggestions:
@@ -66,6 +69,9 @@ def render_suggestions(outcome: Outcome, budget_bytes: int | None) -> Iterator[R
             yield Text(safe(f"  {check.code} {check.name}: {check.cause}"))
         for refusal in before.refusals:
             yield Text(safe(f"  {refusal.fix}"))
+    if outcome.before.verdict is Verdict.NOT_CHECKED:
+        for unknown in before.unknown:
+            yield Text(safe(f"  {unknown.name} is unknown: give {unknown.give}"))
     for line in outcome.advice:
         yield Text(safe(line))
     yield Text(safe(suggest_summary(outcome)), style="bold")

@@ -9,6 +9,7 @@ from kvcanary_cli.serving.check_memory import memory_use
 from kvcanary_cli.serving.check_result import CheckReport
 from kvcanary_cli.serving.checks import run_checks
 from kvcanary_cli.serving.demand import all_demands, observed_demands
+from kvcanary_cli.serving.narrow import narrowed
 from kvcanary_cli.serving.values import Given, Unknown
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def build_report(
         demand for name, log in reading.observed for demand in observed_demands(name, log, draft)
     ]
     found = all_demands(resolution, [*demands, *seen])
-    parts = resolution.capacity_parts()
+    parts = narrowed(resolution, resolution.capacity_parts())
     memory = memory_use(resolution)
     logged = {name: log.violations for name, log in reading.observed if log.violations}
     checks = run_checks(resolution, parts, found, memory, sum(logged.values()))

@@ -295,6 +295,22 @@ def test_a_bound_is_enough_where_it_decides() -> None:
     assert over.status is Status.UNKNOWN
 
 
+def test_entry_capacity_without_knowing_the_pool() -> None:
+    words = "--cuda-graph-max-bs-decode 256 --chunked-prefill-size 32768"
+    found = report(words, slots=None, config=None)
+    assert capacities(found) == (None, None, 16384)
+    assert [c.code for c in found.failing] == ["KVC-B04"]
+    # A pool of up to 4096 requests may decide here.
+    open_ended = report("--cuda-graph-max-bs-decode 256 --chunked-prefill-size 2048", slots=None)
+    assert capacities(open_ended) == (None, None, None)
+    asked = report(
+        "--cuda-graph-max-bs-decode 256 --chunked-prefill-size 2048 --max-running-requests 512",
+        slots=None,
+        config=None,
+    )
+    assert capacities(asked)[2] == 2048
+
+
 def test_installed_capacities_beat_the_formula() -> None:
     text = (
         "server_args={'tp_size': 1, 'max_running_requests': 64, 'chunked_prefill_size': 8192}\n"

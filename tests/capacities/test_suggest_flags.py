@@ -259,6 +259,13 @@ def test_exit_code(run: Run, args: list[str], code: int) -> None:
     assert "Traceback" not in ran.err
 
 
+def test_what_is_missing_is_told(run: Run) -> None:
+    ran = run("suggest-flags", "configs/single_gpu.yaml")
+    assert "no change is needed" not in ran.out
+    assert "not checked: the capacities are unknown (" in ran.out
+    assert "req_to_token_pool_size is unknown: give " in ran.out
+
+
 def test_what_binds_is_told(run: Run) -> None:
     ran = run("suggest-flags", LOW, *GPU, "--peak-batch-size", "12", "--budget", "0")
     assert "the memory budget of 0 B per rank binds:" in ran.out
