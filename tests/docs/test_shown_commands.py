@@ -11,6 +11,7 @@ from tests.tools.refresh_docs import BLOCK, ROOT, commands, run
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "examples" / "README.md",
+    ROOT / "configs" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 SHOWN = [
@@ -23,7 +24,7 @@ SHOWN = [
 
 @pytest.mark.parametrize(("command", "shown"), SHOWN)
 def test_command_prints_what_is_shown(command: str, shown: str) -> None:
-    printed = run(command)
+    printed = run(command, shown)
     if printed is None:
         assert not shown.strip(), "output is shown for a command that is not run here"
         return

@@ -2,8 +2,8 @@
 
 A fenced ``console`` block holds commands behind ``$ `` and under each what it prints on stdout.
 ``python tests/tools/refresh_docs.py FILE...`` runs them and rewrites the blocks; the tests run
-them and compare. ``kvcanary ... | head -N`` keeps the first N lines; a trailing backslash
-continues a command.
+them and compare. ``kvcanary ... | head -N`` keeps the first N lines, a trailing backslash
+continues a command, and where ``[exit N]`` stands below a result it shows the exit status.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
+EXIT = re.compile(r"^\[exit \d+\]$")
 HEAD = re.compile(r"\s*\|\s*head -(\d+)\s*$")
 
 
@@ -36,8 +37,13 @@ def commands(block: str) -> list[tuple[str, str]]:
     return [(command, "\n".join(shown)) for command, shown in out]
 
 
-def run(command: str) -> str | None:
-    """What ``command`` prints, or None if it is not kvcanary's (install steps and the like)."""
+def run(command: str, shown: str) -> str | None:
+    """What ``command`` prints, or None if it is not kvcanary's (install steps and the like).
+
+    Args:
+        command: As it stands behind ``$ ``.
+        shown: What stands under it; says whether the exit status is shown.
+    """
     text = command.replace("\\\n", " ")
     head = HEAD.search(text)
     if head:
@@ -52,11 +58,14 @@ def run(command: str) -> str | None:
     os.chdir(ROOT)
     try:
         with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(io.StringIO()):
-            main(words[1:])
+            code = main(words[1:])
     finally:
         os.chdir(here)
     lines = [line.rstrip() for line in stdout.getvalue().rstrip().splitlines()]
-    return "\n".join(lines[: int(head[1])] if head else lines)
+    lines = lines[: int(head[1])] if head else lines
+    if EXIT.match(shown.rstrip().rpartition("\n")[2]):
+        lines.append(f"[exit {code}]")
+    return "\n".join(lines)
 
 
 def refreshed(text: str) -> str:
@@ -65,7 +74,7 @@ def refreshed(text: str) -> str:
     def block(match: re.Match[str]) -> str:
         parts = []
         for command, shown in commands(match[1]):
-            printed = run(command)
+            printed = run(command, shown)
             now = shown.rstrip() if printed is None else printed
             parts.append(f"$ {command}\n" + (f"{now}\n" if now else ""))
         return "```console\n" + "\n".join(parts) + "```"
