@@ -33,7 +33,8 @@ def header_of(
 ) -> dict[str, Any]:
     """The header's fields; says what cannot be recorded, and why."""
     version = engine_version()
-    arguments = _arguments(server_args)
+    arguments = {k: v for k, v in _arguments(server_args).items() if v is not None}
+    _add_graph_size(arguments)
     return {
         "engine": {"name": "sglang", "version": version},
         "rank": _rank(server_args),
@@ -44,9 +45,25 @@ def header_of(
 
 
 def _arguments(server_args: Any) -> dict[str, Any]:
+    resolved = getattr(server_args, "resolved_dict", None)
+    if callable(resolved):
+        try:
+            return dict(resolved())
+        except Exception as error:
+            log.warning("kvcanary: serving arguments are recorded unresolved: %s", error)
     if dataclasses.is_dataclass(server_args):
         return {f.name: getattr(server_args, f.name, None) for f in dataclasses.fields(server_args)}
-    return dict(vars(server_args))
+    names = getattr(server_args, "__struct_fields__", None) or vars(server_args)
+    return {name: getattr(server_args, name, None) for name in names}
+
+
+def _add_graph_size(arguments: dict[str, Any]) -> None:
+    """The batch limit of the decode graphs under the name that launches know it by."""
+    graphs = arguments.get("cuda_graph_config")
+    decode = graphs.get("decode") if isinstance(graphs, dict) else None
+    size = decode.get("max_bs") if isinstance(decode, dict) else getattr(decode, "max_bs", None)
+    if type(size) is int:
+        arguments.setdefault("cuda_graph_max_bs", size)
 
 
 def _rank(server_args: Any) -> dict[str, int]:

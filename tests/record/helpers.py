@@ -1,0 +1,93 @@
+"""A session of an engine that does not exist, and what its recording says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvcanary_cli.record.ledger import Ledger
+from kvcanary_cli.record.options import RecordOptions
+from kvcanary_cli.record.session import Session
+from kvcanary_cli.record.shadows import TableShadow
+from kvcanary_cli.trace.reader import open_trace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SLOTS, ROWS, ROW_LEN = 64, 5, 32
+HEADER = {
+    "engine": {"name": "toy", "version": "1"},
+    "rank": {"tp": 0, "pp": 0, "dp": 0},
+    "pool": {"slots": SLOTS, "rows": ROWS, "row_len": ROW_LEN},
+    "records": ["forward", "map", "alloc"],
+}
+
+
+class Toy:
+    """Decodes one request token by token, recorded."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        options.setdefault("tokens", "raw")
+        self.session = Session(
+            RecordOptions(path=str(folder / "run.kvtrace"), **options), dict(HEADER)
+        )
+        self.table = np.zeros((ROWS, ROW_LEN), dtype=np.int32)
+        self.ledger, self.shadow = Ledger(SLOTS + 1), TableShadow(self.table)
+        self.session.add_state(self.ledger)
+        self.session.add_state(self.shadow)
+        self.steps = self.length = 0
+
+    def step(self) -> None:
+        """One decode; a full row is given back first, as another request's."""
+        req, row = f"r{self.steps // ROW_LEN}", 1
+        position = self.steps % ROW_LEN
+        if position == 0 and self.steps:
+            owned = self.table[row].astype(np.int64)
+            self.session.emit_all(self.ledger.free(f"r{self.steps // ROW_LEN - 1}", owned, "end"))
+        slot = np.array([1 + position + ROW_LEN * (self.steps // ROW_LEN % 2)], dtype=np.int64)
+        self.session.emit_all(self.ledger.alloc(req, slot))
+        self.table[row, position] = slot[0]
+        self.session.emit_all(self.shadow.show([row], [position + 1]))
+        self.session.emit(
+            {
+                "kind": "forward",
+                "step": self.steps,
+                "forward_mode": "DECODE",
+                "reqs": [req],
+                "req_pool_indices": [row],
+                "seq_lens": [position + 1],
+                "input_ids": [7 + position],
+                "positions": [position],
+                "out_cache_loc": slot,
+            }
+        )
+        self.session.commit(step=True)
+        self.steps += 1
+
+
+def parts(folder: Path) -> list[Path]:
+    """The traces of a recording, in order."""
+
+    def number(path: Path) -> int:
+        words = path.name.split(".")
+        return int(words[1]) if len(words) == 3 else 1
+
+    return sorted((folder / "run.kvtrace").glob("*.kvtrace"), key=number)
+
+
+def events(trace: Path) -> list[dict[str, Any]]:
+    return [event for segment in open_trace(trace).segments() for event in segment.events()]
+
+
+def steps(trace: Path) -> list[int]:
+    return [event["step"] for event in events(trace) if event["kind"] == "forward"]
+
+
+def replay(trace: Path) -> Any:
+    """Replay with ownership; the diagnosis."""
+    from kvcanary_cli.attribution.diagnose import diagnose_trace
+    from kvcanary_cli.replay.capacity import NOT_CHECKED
+    from kvcanary_cli.replay.options import ReplayOptions
+
+    return diagnose_trace(open_trace(trace), ReplayOptions(backend="cpu"), NOT_CHECKED)
