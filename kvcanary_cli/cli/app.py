@@ -12,10 +12,12 @@ from kvcanary_cli.cli.check_capacities import check_capacities
 from kvcanary_cli.cli.demo import demo
 from kvcanary_cli.cli.explain import EPILOG as EXPLAIN_EPILOG
 from kvcanary_cli.cli.explain import explain
-from kvcanary_cli.cli.record import EPILOG as RECORD_EPILOG
-from kvcanary_cli.cli.record import RecordCommand, record
 from kvcanary_cli.cli.inject import EPILOG as INJECT_EPILOG
 from kvcanary_cli.cli.inject import inject
+from kvcanary_cli.cli.inspect import EPILOG as INSPECT_EPILOG
+from kvcanary_cli.cli.inspect import inspect
+from kvcanary_cli.cli.record import EPILOG as RECORD_EPILOG
+from kvcanary_cli.cli.record import RecordCommand, record
 from kvcanary_cli.cli.replay import EPILOG as REPLAY_EPILOG
 from kvcanary_cli.cli.replay import replay
 from kvcanary_cli.cli.selftest import EPILOG as SELFTEST_EPILOG
@@ -67,6 +69,7 @@ def _options(
 app.command("replay", epilog=REPLAY_EPILOG)(replay)
 app.command("record", epilog=RECORD_EPILOG, cls=RecordCommand)(record)
 app.command("demo", epilog="Examples:\n\n  kvcanary demo\n\n  kvcanary demo | less")(demo)
+app.command("inspect", epilog=INSPECT_EPILOG)(inspect)
 app.command("explain", epilog=EXPLAIN_EPILOG)(explain)
 app.command("check-capacities", epilog=CHECK_EPILOG, cls=LaunchCommand)(check_capacities)
 app.command("suggest-flags", epilog=SUGGEST_EPILOG, cls=LaunchCommand)(suggest_flags)
