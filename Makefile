@@ -1,5 +1,6 @@
 # make demo: install into .venv and replay a real trace that holds a corruption.
 # make test: install the test tools, run lint, types and tests.
+# make test-engines: install real engines into build/engines and test the recorder on them.
 # make bench: print the benchmark tables.
 PYTHON ?= python3
 VENV := .venv
@@ -7,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
 
-.PHONY: demo test lint types unit bench clean
+.PHONY: demo test lint types unit test-engines bench clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/kvcanary demo
@@ -24,6 +25,10 @@ types: $(VENV)/.installed-test
 
 unit: $(VENV)/.installed-test
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
+
+test-engines: $(VENV)/.installed-test
+	$(BIN)/python tests/engines/setup_sglang.py
+	KVCANARY_ENGINES=1 $(BIN)/pytest tests/engines
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench_cli.py

@@ -14,7 +14,7 @@ from tests.engines.setup_sglang import default_folder, interpreter
 
 HERE = Path(__file__).parent
 _TIMEOUT_S = 600
-_LONG = {"requests": 40, "gap": 6, "new_tokens": [10, 60]}
+_LONG = {"requests": 40, "gap": 7, "new_tokens": [10, 60]}
 _FAULT = {"requests": 24, "gap": 3, "record_options": {"tokens": "raw", "kv_hash": "all"}}
 
 #: Name of a run to what differs from ``sglang_driver.DESCRIPTION``.

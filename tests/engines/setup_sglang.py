@@ -17,12 +17,39 @@ from pathlib import Path
 SGLANG = "0.5.23"
 ROOT = Path(__file__).parents[2]
 _MARKER = ".ready"
-_PACKAGES = (
-    "numpy orjson psutil pybase64 requests triton packaging pillow msgspec pydantic pyzmq tqdm "
-    "ipython aiohttp transformers==5.19.0 tokenizers==0.23.2 fastapi uvicorn uvloop einops scipy "
-    "sentencepiece setproctitle python-multipart partial_json_parser compressed-tensors==0.18.0 "
-    "openai==2.8.0 gguf dill apache-tvm-ffi==0.1.11 xgrammar==0.2.7"
-).split()
+_PACKAGES = [
+    "numpy",
+    "orjson",
+    "psutil",
+    "pybase64",
+    "requests",
+    "triton",
+    "packaging",
+    "pillow",
+    "msgspec",
+    "pydantic",
+    "pyzmq",
+    "tqdm",
+    "ipython",
+    "aiohttp",
+    "transformers==5.19.0",
+    "tokenizers==0.23.2",
+    "fastapi",
+    "uvicorn",
+    "uvloop",
+    "einops",
+    "scipy",
+    "sentencepiece",
+    "setproctitle",
+    "python-multipart",
+    "partial_json_parser",
+    "compressed-tensors==0.18.0",
+    "openai==2.8.0",
+    "gguf",
+    "dill",
+    "apache-tvm-ffi==0.1.11",
+    "xgrammar==0.2.7",
+]
 _OURS = ("typer>=0.15", "rich>=13.7", "pyyaml>=6", "numba>=0.61", "zstandard>=0.22")
 _BUILD = ("hatchling", "editables")
 

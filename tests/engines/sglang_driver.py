@@ -61,10 +61,7 @@ def main() -> None:
     begun = time.thread_time()
     error = None
     try:
-        if scheduler.enable_overlap:
-            scheduler.event_loop_overlap()
-        else:
-            scheduler.event_loop_normal()
+        scheduler.run_event_loop()
     except Exception as raised:  # a planted fault may bring the scheduler down
         error = f"{type(raised).__name__}: {raised}"
     wall_s = time.thread_time() - begun

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 VERSION = "0.5.23"
 
 _FILES = {
-    "managers/scheduler.py": '''
+    "managers/scheduler.py": """
 from types import SimpleNamespace
 from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
@@ -37,16 +37,16 @@ class Scheduler:
 
     def process_batch_result(self, batch):
         batch.done = True
-''',
-    "managers/schedule_batch.py": '''
+""",
+    "managers/schedule_batch.py": """
 from sglang.srt.mem_cache.allocation import alloc_for_decode, alloc_for_extend
 
 
 def release_req(*, req, tree_cache):
     tree_cache.free_kv_row(req.kv, [(0, req.kv.length)])
     tree_cache.req_to_token_pool.free(req)
-''',
-    "mem_cache/allocation.py": '''
+""",
+    "mem_cache/allocation.py": """
 import torch
 
 
@@ -76,8 +76,8 @@ def alloc_for_decode(batch, token_per_req):
 
 def alloc_for_spec_decode():
     raise NotImplementedError
-''',
-    "mem_cache/allocator/base.py": '''
+""",
+    "mem_cache/allocator/base.py": """
 import torch
 
 
@@ -89,8 +89,8 @@ class BaseTokenToKVPoolAllocator:
         pending, self.group = self.group, None
         if pending:
             self.free(torch.cat(pending))
-''',
-    "mem_cache/allocator/token.py": '''
+""",
+    "mem_cache/allocator/token.py": """
 import torch
 from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
 
@@ -115,15 +115,15 @@ class TokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
             self.group.append(slots.clone())
         else:
             self.pages = torch.cat((self.pages, slots))
-''',
-    "mem_cache/base_prefix_cache.py": '''
+""",
+    "mem_cache/base_prefix_cache.py": """
 class BasePrefixCache:
     def free_kv_row(self, kv, ranges):
         row = self.req_to_token_pool.req_to_token[kv.req_pool_idx]
         for start, stop in ranges:
             self.token_to_kv_pool_allocator.free(row[start:stop].long())
-''',
-    "mem_cache/unified_radix_cache.py": '''
+""",
+    "mem_cache/unified_radix_cache.py": """
 from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
 
 
@@ -146,8 +146,8 @@ class UnifiedRadixCache(BasePrefixCache):
     def _drain_device_frees(self, frees):
         for slots in frees:
             self.token_to_kv_pool_allocator.free(slots)
-''',
-    "mem_cache/memory_pool.py": '''
+""",
+    "mem_cache/memory_pool.py": """
 import torch
 
 
@@ -167,8 +167,8 @@ class MHATokenToKVPool:
 
     def move_kv_cache(self, tgt_loc, src_loc):
         self.k_buffer[0][tgt_loc] = self.k_buffer[0][src_loc]
-''',
-    "model_executor/model_runner.py": '''
+""",
+    "model_executor/model_runner.py": """
 class ModelRunner:
     def __init__(self, scheduler):
         self.is_draft_worker, self.sliding_window_size = False, None
@@ -181,7 +181,7 @@ class ModelRunner:
         for slot, token, position in zip(batch.out_cache_loc, batch.input_ids, batch.positions):
             keys[slot] = float(token) + float(position) / 64
         return len(batch.rids)
-''',
+""",
 }
 
 

@@ -87,7 +87,7 @@ def steps(trace: Path) -> list[int]:
 def replay(trace: Path) -> Any:
     """Replay with ownership; the diagnosis."""
     from kvcanary_cli.attribution.diagnose import diagnose_trace
-    from kvcanary_cli.replay.capacity import NOT_CHECKED
+    from kvcanary_cli.replay.capacity_limits import NOT_CHECKED
     from kvcanary_cli.replay.options import ReplayOptions
 
     return diagnose_trace(open_trace(trace), ReplayOptions(backend="cpu"), NOT_CHECKED)

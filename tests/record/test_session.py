@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import TYPE_CHECKING, Any
-
-import pytest
 
 from kvcanary_cli.record import sink
 from kvcanary_cli.trace.folder_writer import FolderWriter
@@ -14,6 +13,8 @@ from tests.record.helpers import Toy, events, parts, replay, steps
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 def _manifest(trace: Path) -> Any:
@@ -67,10 +68,10 @@ def test_a_full_queue_drops_whole_steps_and_goes_on(
     assert len(numbers) == toy.steps - toy.session.dropped_steps
     indices = [event["i"] for event in found]
     assert indices[-1] + 1 == len(found) + lost
-    gaps = [b - a for a, b in zip(indices, indices[1:], strict=False) if b != a + 1]
+    gaps = [b - a for a, b in itertools.pairwise(indices) if b != a + 1]
     assert sum(gap - 1 for gap in gaps) == lost
     # What the lost steps did to owners and rows is told behind the gap.
-    after = indices.index(next(b for a, b in zip(indices, indices[1:], strict=False) if b > a + 1))
+    after = indices.index(next(b for a, b in itertools.pairwise(indices) if b > a + 1))
     assert {event["kind"] for event in found[after : after + 2]} <= {"own", "free"}
     rules = {finding.what for finding in replay(trace).ownership}
     assert not rules & {"double_alloc", "double_free", "free_by_non_owner", "write_by_non_owner"}

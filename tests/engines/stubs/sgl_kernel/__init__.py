@@ -5,8 +5,10 @@ SGLang takes its native torch paths on this kind of CPU, so that nothing here is
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __version__ = "0.4.0"
 
