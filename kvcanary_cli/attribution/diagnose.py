@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvcanary_cli.abi.constants import FailReason, PoolKind
-from kvcanary_cli.attribution import result as what
 from kvcanary_cli.attribution.classes import remedy
 from kvcanary_cli.attribution.contents import Namespaces, Sidecars
 from kvcanary_cli.attribution.damage import Cause, Damage
@@ -20,9 +19,10 @@ from kvcanary_cli.attribution.follow import Follower
 from kvcanary_cli.attribution.ledger import NOBODY, TREE
 from kvcanary_cli.attribution.positions import check_positions
 from kvcanary_cli.attribution.ranks import RankRecord, rank_number, world_size
-from kvcanary_cli.attribution.result import Culprit, Finding, OwnershipFinding, RuledOut
+from kvcanary_cli.attribution.result import Finding, OwnershipFinding
 from kvcanary_cli.attribution.rules import Classifier
 from kvcanary_cli.attribution.snapshot import Snapshots
+from kvcanary_cli.attribution.unread import explain_unread
 from kvcanary_cli.replay.chains import slot_hash
 from kvcanary_cli.replay.conclude import conclude
 from kvcanary_cli.replay.driver import Replay
@@ -107,6 +107,8 @@ class Diagnoser:
         # (victim, position, event) -> finding of the full lane, within one forward.
         self._in_full: dict[tuple[int, int, int], Finding] = {}
         self._event = NOBODY
+        # Entries of what the forward reads that another of its rows writes.
+        self._overwritten: Ints = self._foreign
         self._read: tuple[Ints, Ints] = (self._foreign, self._foreign)
 
     # Watcher.
@@ -167,7 +169,9 @@ class Diagnoser:
         """Which reads are prefix reads: a row's own out_cache_loc is none."""
         kept = written >= 0
         self._row_writing[written[kept]] = forward.token_row[kept]
-        others: NDArray[np.bool_] = self._row_writing[read_slots] != reader_rows
+        writing = self._row_writing[read_slots]
+        others: NDArray[np.bool_] = writing != reader_rows
+        self._overwritten = np.flatnonzero(others & (writing != NOBODY) & (read_slots != 0))
         self._row_writing[written[kept]] = NOBODY
         return others
 
@@ -180,7 +184,50 @@ class Diagnoser:
             writes.read_event[self._read[0]] = forward.event
         lut = None if self.replay is None else self.replay.pool.lut
         self.follower.written(forward, self._lanes, self._codes, self._foreign, lut)
+        self._explain_overwritten(forward, found)
         self._sidecars.written(forward, self._lanes[0])
+
+    def _explain_overwritten(self, forward: Forward, found: list[ViolationChunk]) -> None:
+        """One row of the batch wrote what another one of it reads: the model saw the new content.
+
+        Canary rows alone show that at the next read, if there is one.
+        """
+        if self.replay is None or not self.replay.options.checks_step(forward.step):
+            return
+        if not len(self._overwritten):
+            return
+        slots, rows = self._read
+        shown = {int(slot) for chunk in found for slot in chunk.columns["slot"]}
+        starts = np.cumsum(forward.prefix) - forward.prefix
+        writes = self.follower.lane(forward.worker, "FULL")
+        for k in self._overwritten.tolist():
+            slot, row = int(slots[k]), int(rows[k])
+            key = (forward.worker, "FULL", slot, int(writes.event[slot]))
+            if key in self._known or slot in shown:
+                continue
+            victim, position = int(self._codes[row]), k - int(starts[row])
+            damage = Damage(
+                worker=forward.worker,
+                pool_kind="FULL",
+                victim=victim,
+                row=int(forward.rows[row]),
+                position=position,
+                slot=slot,
+                stored_position=int(writes.position[slot]),
+                stored_token=NOBODY,
+                expected_token=None,
+                kv_only=False,
+                step=forward.step,
+                event=forward.event,
+                forward=forward,
+                true_position=None,
+                row_offset=0,
+                writes=writes,
+            )
+            finding = self._known[key] = self._finding(self._classifier.cause(damage), damage)
+            name = self.follower.names.name(victim)
+            self._enter(finding, slot, position, victim, name, forward.step)
+            finding.violations -= 1
 
     def swept(self, step: int, event: int, found: list[ViolationChunk]) -> None:
         for chunk in found:
@@ -189,7 +236,7 @@ class Diagnoser:
 
     def ended(self) -> None:
         self.follower.leaks()
-        self._explain_ownership()
+        explain_unread(self.follower.rules, self.findings, self._add)
         self._snapshots.take(self.findings)
         self.findings.sort(
             key=lambda f: (f.first_bad_step is None, f.first_bad_step or 0, int(f.id[1:]))
@@ -237,6 +284,12 @@ class Diagnoser:
         if finding is None:
             finding = self._finding(self._cause(damage, chunk), damage)
             self._known[key] = finding
+        if finding.pool_kind != chunk.pool_kind:
+            finding.violations += 1
+            self._by_slot[(*self._lane(chunk), slot)] = finding
+            return
+        if self._has_swa:
+            self._in_full[place] = finding
         self._enter(finding, slot, position, victim, reader, chunk.step)
 
     def _victim(self, chunk: ViolationChunk, k: int) -> tuple[int, str | None]:
@@ -350,15 +403,19 @@ class Diagnoser:
             finding = self._new(cause, chunk.worker, chunk.pool_kind, name, chunk.step)
         self._known[(*self._lane(chunk), slot, chunk.event)] = finding
         self._by_slot[(*self._lane(chunk), slot)] = finding
+        if finding.pool_kind != chunk.pool_kind:
+            finding.violations += 1
+            return
         position = int(columns["position"][k])
         self._enter(finding, slot, position, victim, name, chunk.step)
 
     def _cause_key(self, cause: Cause, worker: str, pool_kind: str) -> tuple[object, ...]:
         if cause.group is not None:
             # The same defect met again: one finding, dated by the first time.
-            return (cause.cls, cause.subtype, cause.group, worker, pool_kind)
+            return (cause.cls, cause.subtype, cause.group, worker)
         if cause.cause_event is not None:
-            return (cause.cls, cause.subtype, cause.cause_event, worker, pool_kind)
+            # Both lanes of a worker fail of one cause: one finding, in the lane that showed it.
+            return (cause.cls, cause.subtype, cause.cause_event, worker)
         return (cause.cls, cause.subtype, cause.cause_window, worker, pool_kind)
 
     def _finding(self, cause: Cause, damage: Damage) -> Finding:
@@ -436,54 +493,29 @@ class Diagnoser:
         columns = chunk.columns
         slot, prev = int(columns["slot"][k]), int(columns["prev_slot"][k])
         victim, reader = self._victim(chunk, k)
+        position = int(columns["expected_position"][k]) - 1
         finding = self._by_slot.get((*self._lane(chunk), prev))
+        if finding is None and chunk.pool_kind == "SWA":
+            finding = self._in_full.get((victim, position, chunk.event)) or self._in_full.get(
+                (victim, position + 1, chunk.event)
+            )
         if finding is None:
-            position = int(columns["expected_position"][k]) - 1
             place = prev if prev > 0 else slot
             damage = self._damage(chunk, k, forward, place, position, victim)
             damage.expected_token = None
             finding = self._finding(self._classifier.cause(damage), damage)
-            self._enter(finding, place, position, victim, reader, chunk.step)
-            finding.violations -= 1
+            if finding.pool_kind == chunk.pool_kind:
+                self._enter(finding, place, position, victim, reader, chunk.step)
+                finding.violations -= 1
         finding.violations += 1
+        if self._has_swa and chunk.pool_kind == "FULL":
+            self._in_full[victim, position + 1, chunk.event] = finding
         if finding.pool_kind != chunk.pool_kind:
             return
         if finding.cls in _ONE_STEP and chunk.step != finding.first_bad_step:
             return
         if slot not in finding.slots:
             finding.seam_slots.add(slot)
-
-    # Ownership findings that no violation showed.
-
-    def _explain_ownership(self) -> None:
-        explained = {slot for f in self.findings for slot in f.slots}
-        for found in self.follower.rules.findings:
-            slots = [slot for slot in found.slots if slot not in explained]
-            cause = _OWNERSHIP_CAUSES.get(found.what)
-            if not slots or cause is None:
-                continue
-            cls, subtype = cause
-            if found.what == what.WRITE_BY_NON_OWNER and found.actor is None:
-                cls, subtype = "pad_or_dummy_write", "dummy_write"
-            self._add(
-                Cause(
-                    cls=cls,
-                    subtype=subtype or found.what,
-                    cause_event=found.event,
-                    corrupting_event=None,
-                    culprit=Culprit(req=found.actor, step=found.step, event=found.event),
-                    ruled_out=[RuledOut("not_corruption", f"{found.what} needs no hash")],
-                    evidence=[
-                        f"{found.what}: {found.actor or 'a padding row'} at event {found.event}, "
-                        f"owner {found.owner or 'the free list'}",
-                        "no damaged content was read in this trace",
-                    ],
-                ),
-                found.owner if found.owner != "tree" else None,
-                found.step,
-                np.array(slots, dtype=np.int64),
-                np.empty(0, dtype=np.int64),
-            )
 
     def _is_cached_chain(self, slot: int) -> bool:
         """Whether the prefix cache holds the chain that ``slot`` held when it was freed."""
@@ -499,19 +531,6 @@ class Diagnoser:
 
 # Classes whose later instances repeat the same defect on other slots: the first step stands for it.
 _ONE_STEP = frozenset({"position_misalign", "wrong_token_fed"})
-# Ownership rule to the class and subtype it stands for when no damage was read.
-_OWNERSHIP_CAUSES: dict[str, tuple[str, str | None]] = {
-    what.DOUBLE_ALLOC: ("double_alloc", None),
-    what.DOUBLE_FREE: ("double_alloc", None),
-    what.FREE_BY_NON_OWNER: ("double_alloc", None),
-    what.WRITE_BY_NON_OWNER: ("late_write", None),
-    what.READ_OF_FOREIGN: ("use_after_free", None),
-    what.READ_OF_FREE: ("use_after_free", None),
-    what.READ_BEFORE_WRITE: ("unwritten_read", "never_written_since_alloc"),
-    what.PUBLISH_OF_FREE: ("prefix_index", None),
-    what.MATCH_OF_FREE: ("prefix_index", "phantom_hit"),
-    what.MATCH_OF_FOREIGN: ("prefix_index", "phantom_hit"),
-}
 
 
 def diagnose_trace(

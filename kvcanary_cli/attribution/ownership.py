@@ -34,6 +34,8 @@ class OwnershipRules:
         self.state = Ownership(num_slots)
         self.names = names
         self.findings: list[OwnershipFinding] = []
+        # For each finding the event that it goes back to, see ``_root``.
+        self.roots: list[tuple[str, int]] = []
         # A rule that stays broken is reported once for each tenancy of the slot.
         self._said: set[tuple[str, int, int, int]] = set()
 
@@ -196,3 +198,22 @@ class OwnershipRules:
                         slots=tuple(new),
                     )
                 )
+                self.roots.append(self._root(name, new[0], actor, event))
+
+    def _root(self, name: str, slot: int, actor: int, event: int) -> tuple[str, int]:
+        """What an earlier event broke already: its rule (empty for a free by the owner), its ``i``.
+
+        A read of a slot that is no longer the reader's goes back to the free that took it; a
+        stranger's free by a request that gave the slot back before goes back to its first free.
+        """
+        state = self.state
+        bad, freed = int(state.bad_event[slot]), int(state.free_event[slot])
+        if name in (what.READ_OF_FOREIGN, what.READ_OF_FREE, what.WRITE_BY_NON_OWNER):
+            if bad != NEVER and bad >= freed:
+                return BAD_WHATS[int(state.bad_what[slot])], bad
+            if freed != NEVER and name != what.WRITE_BY_NON_OWNER:
+                return "", freed
+        again = freed != NEVER and freed < event and int(state.free_by[slot]) == actor
+        if name == what.FREE_BY_NON_OWNER and again:
+            return "", freed
+        return name, event

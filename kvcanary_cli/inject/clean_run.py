@@ -9,7 +9,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Event = dict[str, Any]
 TREE = "tree"
@@ -38,12 +41,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A token written into a slot: event, request, position, place in the flat lists."""
+    """A token written into a slot: event, request, position, place in the flat lists, token id.
+
+    The id is None where it follows from the request's history.
+    """
 
     at: int
     req: str
     position: int
     token: int
+    draft_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +104,21 @@ def rows_of(event: Event) -> list[Row]:
     return rows
 
 
+def written_by(at: int, event: Event, rows: list[Row]) -> Iterator[tuple[Write, int]]:
+    """What a forward writes, and into which slots; drafts stand where they were proposed."""
+    verify = event["forward_mode"] == "TARGET_VERIFY"
+    slots = event["out_cache_loc"]
+    for row in rows:
+        for k in range(row.first, row.first + row.count):
+            if verify:
+                draft = event["input_ids"][k] if "input_ids" in event else None
+                yield Write(at, row.req, event["positions"][k], k, draft), slots[k]
+            else:
+                yield Write(at, row.req, row.prefix + k - row.first, k), slots[k]
+
+
 def is_target_forward(event: Event) -> bool:
-    return event["kind"] == "forward" and event.get("worker", "target") == "target"
+    return bool(event["kind"] == "forward" and event.get("worker", "target") == "target")
 
 
 class CleanRun:
@@ -157,13 +177,9 @@ class CleanRun:
     def _forward(self, at: int, event: Event) -> None:
         self.forwards.append(at)
         rows = self.rows[at] = rows_of(event)
-        slots = event["out_cache_loc"]
-        for row in rows:
-            for k in range(row.count):
-                slot = slots[row.first + k]
-                if slot > 0:
-                    write = Write(at, row.req, row.prefix + k, row.first + k)
-                    self.writes.setdefault(slot, []).append(write)
+        for write, slot in written_by(at, event, rows):
+            if slot > 0:
+                self.writes.setdefault(slot, []).append(write)
 
     @cached_property
     def reads(self) -> dict[int, list[Read]]:

@@ -5,12 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvcanary_cli.inject.clean_run import CleanRun, Row, is_target_forward, rows_of
+from kvcanary_cli.inject.clean_run import (
+    CleanRun,
+    Row,
+    Write,
+    is_target_forward,
+    rows_of,
+    written_by,
+)
 
 if TYPE_CHECKING:
     from kvcanary_cli.inject.edits import Edits
 
 Event = dict[str, Any]
+#: Writer, position, and the token if it was a draft.
+Held = tuple[str, int, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +62,9 @@ class Watch:
         self.run = run
         self.histories = run.history | (histories or {})
         self._suspects = suspects
-        self._content: dict[int, tuple[str, int] | None] = {}
+        self._content: dict[int, Held | None] = {}
         for slot in suspects:
-            write = run.last_write(slot, edits.first)
-            self._content[slot] = None if write is None else (write.req, write.position)
+            self._content[slot] = _held(run.last_write(slot, edits.first))
         self._rows: dict[int, dict[int, int]] = {}
         self._start = edits.first
 
@@ -87,11 +95,9 @@ class Watch:
     def _forward(self, k: int, event: Event) -> list[BadRead]:
         rows = rows_of(event)
         found = [bad for row in rows for bad in self._reads(k, event, row)]
-        for row in rows:
-            for j in range(row.count):
-                slot = event["out_cache_loc"][row.first + j]
-                if slot in self._suspects:
-                    self._content[slot] = (row.req, row.prefix + j)
+        for write, slot in written_by(0, event, rows):
+            if slot in self._suspects:
+                self._content[slot] = _held(write)
         # What this forward's rows overwrite for each other is read again behind its writes.
         return found or [bad for row in rows for bad in self._reads(k, event, row)]
 
@@ -111,12 +117,14 @@ class Watch:
         content = self._content[slot]
         if content is None:
             return False
-        writer, place = content
+        writer, place, draft = content
+        theirs, ours = self.histories.get(writer), self.histories.get(req)
         if place != position:
+            return False
+        if draft is not None and ours is not None and ours[place : place + 1] != [draft]:
             return False
         if writer == req:
             return True
-        theirs, ours = self.histories.get(writer), self.histories.get(req)
         if theirs is None or ours is None:
             return False
         return theirs[: place + 1] == ours[: place + 1]
@@ -126,17 +134,20 @@ class Watch:
             return
         source = event["src"]
         if isinstance(source, dict):
-            moved = [(source["req"], p) for p in source["pos"]]
+            moved: list[Held | None] = [(source["req"], p, None) for p in source["pos"]]
         elif event.get("src_pool", "full") == "full":
-            moved = [self._held(slot) for slot in source]  # type: ignore[misc]
+            moved = [self._held(slot) for slot in source]
         else:
             return
         for slot, content in zip(event["dst"], moved, strict=True):
             if slot in self._suspects:
                 self._content[slot] = content
 
-    def _held(self, slot: int) -> tuple[str, int] | None:
+    def _held(self, slot: int) -> Held | None:
         if slot in self._content:
             return self._content[slot]
-        write = self.run.last_write(slot, self._start)
-        return None if write is None else (write.req, write.position)
+        return _held(self.run.last_write(slot, self._start))
+
+
+def _held(write: Write | None) -> Held | None:
+    return None if write is None else (write.req, write.position, write.draft_id)

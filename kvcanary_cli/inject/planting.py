@@ -147,9 +147,14 @@ def build(run: CleanRun, planted: Planted, stop: int | None = None) -> Built:
             changes.setdefault(at, []).append(change)
     tail = Bytes(run, edits.first).rewrite(tail, places, changes)
     numbered = _numbered(run, edits, tail, places)
-    return Built(
-        edits.first, numbered, [numbered[k]["i"] for k in causes if k is not None], planted
-    )
+    causes = []
+    for mark in planted.causes:
+        at = find(mark)
+        if at is not None:
+            causes.append(int(numbered[at]["i"]))
+        elif isinstance(mark, int) and mark < edits.first:
+            causes.append(int(run.events[mark]["i"]))
+    return Built(edits.first, numbered, causes, planted)
 
 
 def _numbered(

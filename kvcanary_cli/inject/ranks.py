@@ -43,6 +43,11 @@ def divergent_rank(run: CleanRun, rng: random.Random) -> Planted | None:
             changed[name].insert(row.first, value)
         if end is not None:
             edits.insert(end, {"kind": "free", "owner": row.req, "slots": [slot]})
+            # Recorders note changed cells only: the next tenant may count on the old one.
+            clean = run.cells(row.row, at)[position]
+            if run.cells(row.row, end).get(position) == clean:
+                back = {"kind": "map", "row": row.row, "start": position, "slots": [clean]}
+                edits.insert(end + 1, back)
         return Planted(
             edits=edits,
             slots=set(),

@@ -115,16 +115,24 @@ def _recycled(run: CleanRun, rng: random.Random, at: int) -> Planted | None:
         elif event["kind"] == "forward" and taker in event["reqs"]:
             rows = edits.event(k)["req_pool_indices"]
             rows[event["reqs"].index(taker)] = victim.row
+    # Recorders note changed cells only: what the old row held already must move, too.
+    start = next(f for f in later if any(r.req == taker for r in run.rows[f]))
+    cells = run.cells(own_row, start)
+    length = max(r.prefix + r.count for r in run.rows[start] if r.req == taker)
+    whole = [cells.get(p, 0) for p in range(length)]
+    if min(whole, default=0) <= 0:
+        return None
+    edits.event(at)["slots"] = whole
     planted = Planted(
         edits=edits,
-        slots=set(first["slots"]),
+        slots=set(whole),
         causes=[release, at],
         culprits={taker},
         subtypes={"row_recycled_in_flight"},
         note=f"row {victim.row} of {victim.req}, still running, is given to {taker}",
     )
     suspects = set(run.cells(victim.row, end).values()) | set(run.cells(own_row, end).values())
-    suspects |= set(first["slots"])
+    suspects |= set(whole)
     return planted if watch(run, planted, suspects - {0}) else None
 
 

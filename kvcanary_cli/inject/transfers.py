@@ -60,8 +60,9 @@ def missing_copy(run: CleanRun, rng: random.Random) -> Planted | None:
     forks = [k for k in run.by_kind.get("fork", []) if k < at]
     planted.causes = [*starts, *forks]
     planted.subtypes = {"copy_on_write_skipped", "never_written_since_alloc"}
-    writers = {w.req for s in event["dst"] if (w := run.last_write(s, at)) is not None}
-    planted.culprits = {None, *writers}
+    writers = [w for s in event["dst"] if (w := run.last_write(s, at)) is not None]
+    planted.culprits = {None}
+    planted.culprits |= {write.req for write in writers}
     return planted
 
 

@@ -174,7 +174,7 @@ def unwritten_read(run: CleanRun, rng: random.Random) -> Planted | None:
         planted = Planted(
             edits=edits,
             slots={slot},
-            causes=[t.start for t in run.tenancies(slot) if t.start < write.at][-1:],
+            causes=[*[t.start for t in run.tenancies(slot) if t.start < write.at][-1:]],
             subtypes={"never_written_since_alloc"},
             note=f"{write.req} does not write position {write.position} into slot {slot}",
         )
@@ -184,6 +184,10 @@ def unwritten_read(run: CleanRun, rng: random.Random) -> Planted | None:
         if "kv_hash" in run.records:
             _keep_bytes(run, planted, slot, write, before, rng)
         if watch(run, planted):
+            row = next(r for r in run.rows[write.at] if r.req == write.req)
+            if write.token + 1 < row.first + row.count:
+                # The row's next token is linked to it within the same forward.
+                planted.step, planted.victims = run.step(write.at), {write.req}
             return planted
     return None
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcanary_cli.attribution.diagnose import Diagnoser
 from kvcanary_cli.attribution.ranks import compare_ranks
-from kvcanary_cli.replay.capacity import NOT_CHECKED
+from kvcanary_cli.replay.capacity_limits import NOT_CHECKED
 from kvcanary_cli.replay.driver import Replay
 from kvcanary_cli.selftest.outcome import Outcome, judge
 from kvcanary_cli.trace.header import TraceHeader, parse_header

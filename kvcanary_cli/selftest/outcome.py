@@ -23,7 +23,7 @@ class Outcome:
         cls_right, subtype_right, step_right, culprit_right: Whether the finding that covers the
             damage says the right thing; the culprit includes the cause event.
         said: ``class/subtype`` that was said, empty if nothing.
-        others: Further findings.
+        others: Class and sub-type of further findings.
         truth: One line about the fault.
     """
 
@@ -35,7 +35,7 @@ class Outcome:
     step_right: bool
     culprit_right: bool
     said: str
-    others: int
+    others: tuple[str, ...]
     truth: str
 
 
@@ -64,7 +64,7 @@ def judge(
             step_right=False,
             culprit_right=False,
             said="",
-            others=0,
+            others=(),
             truth=truth,
         )
     right_req = (
@@ -82,7 +82,7 @@ def judge(
         culprit_right=right_req and right_event,
         said=f"{finding.cls}/{finding.subtype} step {finding.first_bad_step} "
         f"cause {finding.cause_event} culprit {finding.culprit.req}",
-        others=len(findings) - 1,
+        others=tuple(f"{f.cls}/{f.subtype}" for f in findings if f is not finding),
         truth=truth,
     )
 

@@ -73,6 +73,9 @@ class IndexFacts(Facts):
         accept = self.context.accepts.get(damage.victim)
         if accept is None or accept.event < damage.writer_event():
             return None
+        if damage.row >= 0 and self.held_since(damage) > accept.event:
+            # Cells that were set since name other slots: the accepted path is not to blame.
+            return None
         step = int(writes.step[slot])
         kept = damage.stored_token not in accept.tokens
         return Cause(

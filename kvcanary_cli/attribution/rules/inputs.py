@@ -29,7 +29,9 @@ class InputFacts(Facts):
 
     def past_the_end(self, damage: Damage) -> Cause | None:
         """The forward read its own, still unwritten slot: its position was too high."""
-        if damage.true_position is None or damage.position < damage.true_position:
+        if damage.row_offset == 0 or damage.true_position is None:
+            return None
+        if damage.position < damage.true_position:
             return None
         return self.misaligned(damage.victim, damage.event, damage.step, damage.row_offset)
 

@@ -25,8 +25,9 @@ class LifetimeFacts(Facts):
     def rules(self) -> tuple[Callable[[Damage], Cause | None], ...]:
         """In their order of precedence."""
         return (
-            self._never_written,
+            # A row that moved names slots in any state, unwritten ones too.
             self._recycled_row,
+            self._never_written,
             self._use_after_free,
             self._phantom_hit,
         )

@@ -36,16 +36,24 @@ class OwnershipFacts(Facts):
         state, slot = self.state, damage.slot
         bad = int(state.bad_event[slot])
         wrote = damage.writer_event()
-        if bad == NEVER or wrote < bad or damage.pool_kind != "FULL":
+        if bad == NEVER or damage.pool_kind != "FULL":
+            return None
+        # Handed out again and not written since: the loser's own row is the proof.
+        lost = int(state.alloc_event[slot]) >= bad and int(state.owner[slot]) != damage.victim
+        if wrote < bad and not lost:
             return None
         name = BAD_WHATS[int(state.bad_what[slot])]
         writer = self.names.name(int(damage.writes.req[slot]))
+        culprit = self.writer(damage)
+        if wrote < bad:
+            taker = self.names.name(int(state.owner[slot]))
+            culprit = Culprit(req=taker, step=None, event=int(state.alloc_event[slot]))
         return Cause(
             cls="double_alloc",
             subtype=name,
             cause_event=bad,
-            corrupting_event=wrote,
-            culprit=self.writer(damage),
+            corrupting_event=wrote if wrote >= bad else None,
+            culprit=culprit,
             ruled_out=[
                 RuledOut(
                     "use_after_free",

@@ -1,0 +1,205 @@
+"""``inspect``: answers checked by hand against the scenarios, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvcanary_cli.cli.main import main
+from tests.attribution.blocks import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCENARIOS = "tests/data/scenarios"
+S01 = f"{SCENARIOS}/S01_use_after_free.jsonl"
+
+
+@pytest.fixture
+def ask(capsys, monkeypatch):
+    """Run ``kvcanary inspect`` and give the JSON answer."""
+    monkeypatch.chdir(ROOT)
+
+    def call(path: str, *args: str, code: int = 0) -> Any:
+        capsys.readouterr()
+        assert main(["inspect", path, *args, "--format", "json"]) == code
+        printed = capsys.readouterr()
+        return json.loads(printed.out) if code == 0 else printed.err
+
+    return call
+
+
+def _told(answer: dict[str, Any], *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(line[name] for name in names) for line in answer["lines"]]
+
+
+def test_life_of_a_slot(ask) -> None:
+    answer = ask(S01, "--slot", "5")
+    assert _told(answer, "event", "what", "who", "position", "token") == [
+        (4, "alloc", "B", None, None),
+        (5, "map", None, 0, None),
+        (6, "write", "B", 0, 11),
+        (8, "free", "B", None, None),
+        (12, "alloc", "C", None, None),
+        (13, "map", None, 0, None),
+        (14, "write", "C", 0, 31),
+        (17, "read", "B", 0, None),
+    ]
+    assert answer["facts"] == {"owner_at_the_end": "C"}
+    assert answer["question"] == {"slot": 5}
+
+
+def test_a_padding_row_writes_too(ask) -> None:
+    lines = ask(f"{SCENARIOS}/S13_pad_or_dummy_write.jsonl", "--slot", "6")["lines"]
+    writes = [(x["event"], x["who"], x["note"]) for x in lines if x["what"] == "write"]
+    assert writes == [
+        (13, "B", "DECODE"),
+        (20, "C", "EXTEND"),
+        (25, None, "padding row, DECODE"),
+    ]
+
+
+def test_copies_are_writes(ask) -> None:
+    lines = ask(f"{SCENARIOS}/S07_transfer_race.jsonl", "--slot", "5")["lines"]
+    copied = [(x["event"], x["who"]) for x in lines if x["what"] == "copied into"]
+    assert copied == [(8, "B"), (9, "A")]
+
+
+def test_window_slots(ask) -> None:
+    path = f"{SCENARIOS}/S12_bad_translation.jsonl"
+    answer = ask(path, "--slot", "21", "--pool", "swa")
+    assert _told(answer, "event", "what", "who", "token") == [
+        (4, "write", "A", 11),
+        (9, "write", "B", 21),
+        (13, "read", "A", None),
+    ]
+    (line,) = ask(path, "--who-wrote", "21@3", "--pool", "swa")["lines"]
+    assert (line["who"], line["event"], line["before"]) == ("B", 9, "A at event 4")
+
+
+def test_life_of_a_request(ask) -> None:
+    answer = ask(S01, "--req", "B")
+    assert answer["facts"] == {
+        "rows": [2],
+        "first_and_last_step": [1, 3],
+        "slots": [5, 6, 7, 8, 9, 10, 11],
+        "history": 7,
+    }
+    assert _told(answer, "event", "what", "slots") == [
+        (4, "alloc", [5, 6, 7, 8, 9, 10]),
+        (6, "EXTEND", [5, 6, 7, 8, 9, 10]),
+        (8, "free", [5, 6, 7, 8]),
+        (9, "own", [9, 10]),
+        (15, "alloc", [11]),
+        (17, "DECODE", [11]),
+    ]
+
+
+def test_decodes_are_folded(ask) -> None:
+    answer = ask("tests/data/captures/bug_swap_rows.jsonl.zst", "--req", "req-007")
+    decode = next(line for line in answer["lines"] if line["what"] == "DECODE")
+    assert decode["positions"] == list(range(73, 73 + len(decode["slots"])))
+    assert "forwards until event" in decode["note"]
+
+
+def test_step(ask) -> None:
+    answer = ask(S01, "--step", "1")
+    assert _told(answer, "row", "req", "prefix", "reads", "writes", "tokens") == [
+        (1, "A", 0, [], [1, 2, 3, 4], [11, 12, 13, 14]),
+        (2, "B", 0, [], [5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 25, 26]),
+    ]
+    (line,) = ask(S01, "--step", "3")["lines"]
+    assert line["reads"] == [5, 6, 7, 8, 9, 10]
+
+
+def test_row_shows_swapped_cells(ask) -> None:
+    answer = ask("tests/data/captures/bug_swap_rows.jsonl.zst", "--row", "4")
+    lines = [(x["event"], x["cells"], x["slots"]) for x in answer["lines"] if x["what"] == "map"]
+    assert (690, [5], [12]) in lines
+    assert (691, [11], [6]) in lines
+
+
+def test_pool_at_an_event(ask) -> None:
+    answer = ask(S01, "--at", "13")
+    assert answer["facts"] == {
+        "reserved": [0],
+        "free": [8],
+        "not_recorded": [11, 12, 13, 14, 15],
+        "prefix_cache": [1, 2, 3, 4, 9, 10],
+    }
+    assert _told(answer, "what", "name", "row", "slots") == [
+        ("owner", "C", None, [5, 6, 7]),
+        ("row", "A", 1, [1, 2, 3, 4]),
+        ("row", "B", 2, [5, 6, 7, 8, 9, 10]),
+        ("row", None, 3, [5, 6, 7]),
+    ]
+
+
+def test_who_wrote(ask) -> None:
+    (line,) = ask(S01, "--who-wrote", "5@3")["lines"]
+    assert (line["who"], line["step"], line["event"], line["token"]) == ("C", 2, 14, 31)
+    assert line["before"] == "B at event 6"
+    answer = ask(S01, "--who-wrote", "5@2")
+    assert _told(answer, "when", "who", "event") == [
+        ("as read", "B", 6),
+        ("after the step's write", "C", 14),
+    ]
+    (line,) = ask(S01, "--who-wrote", "5@1")["lines"][:1]
+    assert line["what"] == "nobody since the recording began"
+
+
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (("--slot", "99"), "ends at slot 15"),
+        (("--slot", "12"), "nearest slot that was is 11"),
+        (("--req", "BB"), "did you mean B?"),
+        (("--step", "9"), "did you mean step 1, 2, 3?"),
+        (("--row", "9"), "did you mean row 1, 2, 3?"),
+        (("--at", "77"), "did you mean event 17?"),
+        (("--who-wrote", "5@8"), "did you mean step 1, 2, 3?"),
+        (("--who-wrote", "99@1"), "ends at slot 15"),
+    ],
+)
+def test_what_does_not_occur(ask, args, hint) -> None:
+    assert hint in ask(S01, *args, code=5)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [(), ("--slot", "1", "--step", "2"), ("--who-wrote", "5"), ("--step", "1", "--pool", "swa")],
+)
+def test_wrong_usage(ask, args) -> None:
+    ask(S01, *args, code=2)
+
+
+def test_bad_traces(ask, tmp_path: Path) -> None:
+    ask(str(tmp_path / "none.jsonl"), "--slot", "1", code=4)
+    torn = tmp_path / "torn.jsonl"
+    text = (ROOT / S01).read_text().splitlines()
+    torn.write_text("\n".join([*text[:12], '{"kind": "alloc", "i": 12']) + "\n")
+    ask(str(torn), "--slot", "5", code=4)
+    # An answer that is known early does not hide that the rest cannot be read.
+    ask(str(torn), "--at", "2", code=4)
+
+
+def test_text_is_for_people(capsys, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main(["inspect", S01, "--req", "B"]) == 0
+    out = capsys.readouterr().out
+    assert "slots                5-11" in out
+    assert main(["inspect", S01, "--slot", "5", "--max-rows", "2"]) == 0
+    assert "... 6 more lines" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["[/x]", "a\x1b[2Jb", "line\nbreak", "\u202egnp"])
+def test_names_are_data(name: str, tmp_path: Path, capsys) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text((ROOT / S01).read_text().replace('"B"', json.dumps(name)))
+    for args in (["--req", name], ["--slot", "5"], ["--step", "3"], ["--row", "2"], ["--at", "9"]):
+        assert main(["inspect", str(path), *args]) == 0
+        out = capsys.readouterr().out
+        assert "\x1b" not in out
+        assert "\u202e" not in out
