@@ -31,7 +31,6 @@ test-engines: $(VENV)/.installed-test
 	KVCANARY_ENGINES=1 $(BIN)/pytest tests/engines
 
 bench: $(VENV)/.installed
-	$(BIN)/python benchmarks/bench_cli.py
 	$(BIN)/python benchmarks/bench_replay.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt
