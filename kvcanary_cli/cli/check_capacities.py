@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvcanary_cli.cli.output import Output, open_result_file
+from kvcanary_cli.cli.output import result_output
 from kvcanary_cli.cli.serving_options import (
     DraftModelConfig,
     FormatName,
@@ -96,9 +96,7 @@ def check_capacities(
         peak_tokens=peak_tokens,
     )
     report, notes = make_report(options, against)
-    file = None if output is None else open_result_file(output)
-    try:
-        out = Output(file, quiet=quiet)
+    with result_output(output, quiet=quiet) as out:
         for note in notes:
             out.note(f"note: {note}")
         if not quiet:
@@ -111,9 +109,6 @@ def check_capacities(
         else:
             for part in capacities_text.render(report, width=out.width, verbose=verbose):
                 out.print(part)
-    finally:
-        if file is not None:
-            file.close()
     raise typer.Exit(exit_code(report, exit_zero=exit_zero))
 
 

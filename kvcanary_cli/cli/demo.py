@@ -12,7 +12,7 @@ _MAX_ROWS = 12
 
 def demo() -> None:
     """Replay a small real trace in which a live slot was freed, and say what to try next."""
-    from kvcanary_cli.cli.replay import run_replays
+    from kvcanary_cli.cli.replay_run import run_replays
     from kvcanary_cli.replay.options import ReplayOptions
     from kvcanary_cli.report import replay_text
 

@@ -6,14 +6,13 @@ import json
 import re
 import shutil
 import sys
-from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvcanary_cli.cli.output import Output, open_result_file
+from kvcanary_cli.cli.output import Output, result_output
 from kvcanary_cli.errors import (
     EXIT_CLEAN,
     EXIT_FOUND,
@@ -79,15 +78,12 @@ def explain(
             hint="kvcanary explain KVC-B03; kvcanary explain --log server.log; "
             "kvcanary explain --list",
         )
-    with ExitStack() as stack:
-        if log is not None:
-            summary = _scan(log)
-        target = stack.enter_context(open_result_file(output)) if output is not None else None
-        out = Output(target)
+    summary = None if log is None else _scan(log)
+    with result_output(output) as out:
         as_json = format_ is FormatName.json
         if list_:
             code = _print_list(out, as_json)
-        elif log is not None:
+        elif summary is not None:
             code = _print_log(out, summary, as_json)
         else:
             code = _print_explanations(out, what or [], as_json)
@@ -96,7 +92,7 @@ def explain(
 
 
 def _write_json(out: Output, result: dict[str, Any]) -> None:
-    out.write([json.dumps(result, indent=2, ensure_ascii=False), "\n"])
+    out.write([json.dumps(result, indent=2, ensure_ascii=True), "\n"])
 
 
 def _print_list(out: Output, as_json: bool) -> int:

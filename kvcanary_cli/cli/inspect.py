@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvcanary_cli.cli.output import Output, open_result_file
+from kvcanary_cli.cli.output import result_output
 from kvcanary_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -112,9 +112,7 @@ def inspect(
     reader = open_trace(str(trace))
     ask(reader, question)
     answer = question.answer()
-    file = None if output is None else open_result_file(output)
-    try:
-        out = Output(file)
+    with result_output(output) as out:
         if output_format is InspectFormat.json:
             lost = reader.notes.lost_events
             out.write(inspect_json.json_parts(answer, asked, reader.name, lost))
@@ -123,9 +121,6 @@ def inspect(
             out.warn(note)
         for part in inspect_text.render(answer, width=out.width, max_rows=max_rows or None):
             out.print(part)
-    finally:
-        if file is not None:
-            file.close()
 
 
 def _question(name: str, value: Any, pool: str) -> Question:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
+import traceback
 from types import FrameType
 
-from kvcanary_cli.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, KvCanaryError
+from kvcanary_cli.errors import EXIT_INTERRUPTED, KvCanaryError
 
 _REPORT = (
     "this is a bug in kvcanary; please report it with the command and, if you may share it, the "
@@ -28,36 +29,39 @@ def main(argv: list[str] | None = None) -> int:
     Args:
         argv: Arguments without the program's name; None = ``sys.argv``.
     """
-    arguments = sys.argv[1:] if argv is None else argv
-    debug = "--debug" in arguments
+    arguments, debug = _without_debug(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGINT, _on_interrupt)
     from kvcanary_cli.cli.app import app
     from kvcanary_cli.cli.output import Output
 
+    failure: Exception
     try:
-        app(args=[a for a in arguments if a != "--debug"], prog_name="kvcanary")
+        app(args=arguments, prog_name="kvcanary")
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 0
     except _Interrupted:
         Output().note("interrupted: nothing was concluded")
         return EXIT_INTERRUPTED
     except KvCanaryError as error:
-        if debug:
-            raise
-        Output().error(error)
-        return error.exit_code
-    except MemoryError:
-        if debug:
-            raise
-        Output().error(
-            KvCanaryError("out of memory", hint="cut the trace first: kvcanary trace cut --help")
+        known, failure = error, error
+    except MemoryError as error:
+        failure = error
+        known = KvCanaryError(
+            "out of memory", hint="cut the trace first: kvcanary trace cut --help"
         )
-        return EXIT_INTERNAL
     except Exception as error:
-        if debug:
-            raise
-        Output().error(
-            KvCanaryError(f"internal error: {type(error).__name__}: {error}", hint=_REPORT)
-        )
-        return EXIT_INTERNAL
-    return 0
+        failure = error
+        known = KvCanaryError(f"internal error: {type(error).__name__}: {error}", hint=_REPORT)
+    else:
+        return 0
+    if debug:
+        traceback.print_exception(failure)
+    Output().error(known)
+    return known.exit_code
+
+
+def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
+    """The arguments without our ``--debug``; what stands behind ``--`` is not ours."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    ours = [word for word in arguments[:end] if word != "--debug"]
+    return [*ours, *arguments[end:]], len(ours) < end

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -112,15 +113,38 @@ class Output:
             os.close(devnull)
 
 
-def open_result_file(path: Path) -> IO[str]:
-    """Open the file of ``-o``.
+@contextmanager
+def result_output(path: Path | None, *, quiet: bool = False) -> Iterator[Output]:
+    """An ``Output`` whose result goes to ``path``, whole or not at all; None = stdout.
+
+    The file is written beside its place and renamed at the end, so that a run that fails leaves
+    what stood there, even if it was the input.
 
     Raises:
         InputError: It cannot be written.
     """
+    if path is None:
+        yield Output(quiet=quiet)
+        return
+    special = path.exists() and not path.is_file()
+    place = path if special else path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        return path.open("w", encoding="utf-8")
+        file = place.open("w", encoding="utf-8")
     except OSError as error:
-        raise InputError(
-            f"{path}: cannot be written: {error.strerror}", hint="choose another path for -o"
-        ) from error
+        raise _unwritable(path, error) from error
+    try:
+        with file:
+            yield Output(file, quiet=quiet)
+        if not special:
+            place.replace(path)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    finally:
+        if not special:
+            place.unlink(missing_ok=True)
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(
+        f"{path}: cannot be written: {error.strerror}", hint="choose another path for -o"
+    )

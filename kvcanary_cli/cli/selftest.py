@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvcanary_cli.cli.output import Output, open_result_file
+from kvcanary_cli.cli.output import result_output
 from kvcanary_cli.errors import EXIT_CLEAN, EXIT_FOUND
 
 EPILOG = (
@@ -51,9 +51,7 @@ def selftest(
     wanted = [name.strip() for name in (kinds or "").split(",") if name.strip()]
     for name in wanted:
         fault_kind(name)
-    file = None if output is None else open_result_file(output)
-    try:
-        out = Output(file, quiet=quiet)
+    with result_output(output, quiet=quiet) as out:
         matrix = run_selftest(
             load_run(str(trace)),
             name=str(trace),
@@ -67,7 +65,4 @@ def selftest(
         else:
             for part in render_matrix(matrix, width=out.width):
                 out.print(part)
-    finally:
-        if file is not None:
-            file.close()
     raise typer.Exit(EXIT_FOUND if matrix.missed else EXIT_CLEAN)

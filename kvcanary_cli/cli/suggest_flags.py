@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvcanary_cli.cli.output import Output, open_result_file
+from kvcanary_cli.cli.output import Output, result_output
 from kvcanary_cli.cli.serving_options import (
     DraftModelConfig,
     FormatName,
@@ -129,9 +129,7 @@ def suggest_flags(
     outcome, parts, notes = make_outcome(options, percent, budget_bytes)
     best = outcome.suggestions[0] if outcome.suggestions else None
     rewritten = _rewritten(best, parts, outcome, wanted=write is not None or form is FormName.diff)
-    file = None if output is None else open_result_file(output)
-    try:
-        out = Output(file, quiet=quiet)
+    with result_output(output, quiet=quiet) as out:
         for note in notes:
             out.note(f"note: {note}")
         if not quiet:
@@ -150,9 +148,6 @@ def suggest_flags(
                 out.print(part)
         if write is not None:
             _write(write, best, rewritten, out)
-    finally:
-        if file is not None:
-            file.close()
     raise typer.Exit(exit_code(outcome))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvcanary_cli.cli.output import Output
-from kvcanary_cli.cli.replay import parse_steps
+from kvcanary_cli.cli.steps import parse_steps
 from kvcanary_cli.errors import UsageError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import numpy as np
 from kvcanary_cli.backends import get_backend
 from kvcanary_cli.capacities.checks import check_plan_rows
 from kvcanary_cli.replay import copies, cut_restore
-from kvcanary_cli.replay.capacity import NOT_CHECKED, for_manager
+from kvcanary_cli.replay.capacity_limits import NOT_CHECKED, for_manager
 from kvcanary_cli.replay.collector import Tally
 from kvcanary_cli.replay.conclude import conclude
 from kvcanary_cli.replay.cut_header import cut_info, within_cut

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     Run = Callable[..., Ran]
 
 S01 = "tests/data/scenarios/S01_use_after_free.jsonl"
-S20 = "tests/data/scenarios/S20_key_aliasing.jsonl"
+CLEAN = "examples/vllm_clean.kvtrace"
 
 
 @pytest.mark.parametrize(
     ("args", "code"),
     [
-        (["replay", S20], 0),
+        (["replay", CLEAN], 0),
         (["replay", S01], 1),
         (["replay", S01, "--exit-zero"], 0),
         (["replay", S01, "--mode", "raise"], 1),
@@ -33,6 +33,9 @@ S20 = "tests/data/scenarios/S20_key_aliasing.jsonl"
         (["replay", S01, "--format", "xml"], 2),
         (["replay", S01, "--steps", "a:b"], 2),
         (["replay", S01, "--steps", "5:2"], 2),
+        (["replay", S01, "--steps=--5:3"], 2),
+        (["replay", S01, "--steps", "\u00b2"], 2),
+        (["--debug", "replay", "no/such/trace.pt"], 4),
         (["replay", S01, "--capacity", "rows=8"], 2),
         (["replay", S01, "--capacity", "write_req=0"], 2),
         (["replay", S01, "--log-lines", "--format", "json"], 2),
@@ -48,23 +51,24 @@ S20 = "tests/data/scenarios/S20_key_aliasing.jsonl"
 def test_exit_code(run: Run, args: list[str], code: int) -> None:
     ran = run(*args)
     assert ran.code == code, ran.err
-    assert "Traceback" not in ran.err
+    assert ("Traceback" in ran.err) == ("--debug" in args)
     if code in (4, 5):
         assert ran.out == ""
-        assert ran.err.startswith("error: ")
+        assert "error: " in ran.err
 
 
 def test_a_bug_of_ours_is_one_line_and_code_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **kwargs: object) -> None:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("kvcanary_cli.replay.driver.replay_trace", fail)
+    monkeypatch.setattr("kvcanary_cli.attribution.diagnose.diagnose_trace", fail)
     ran = run("replay", S01)
     assert ran.code == 3
     assert "internal error: ZeroDivisionError: oops" in ran.err
     assert "Traceback" not in ran.err
-    with pytest.raises(ZeroDivisionError):
-        run("--debug", "replay", S01)
+    debug = run("--debug", "replay", S01)
+    assert debug.code == 3
+    assert "Traceback" in debug.err
 
 
 def test_an_interrupt_is_130(tmp_path: Path) -> None:
@@ -96,11 +100,12 @@ def test_config_gives_the_capacities(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "fragment"),
     [
-        ("- a\n", "expected server arguments"),
-        ("a: [", "not YAML"),
-        ("model_path: x\n", "holds none of the arguments"),
-        ("max_running_requests: eight\n", "must be an integer, found 'eight'"),
-        ("max_running_requests: 8\nmax_prefill_tokens: 0\n", "max_prefill_tokens must be positive"),
+        ("- a\n", "dictionary"),
+        ("a: [", "serving.yaml"),
+        ("model-path: x\n", "holds none of the arguments"),
+        ("max-running-requests: eight\n", "serving.yaml:1"),
+        ("max-runing-requests: 8\n", "max-running-requests"),
+        ("max-running-requests: 8\nmax-prefill-tokens: 0\n", "max_prefill_tokens must be positive"),
     ],
 )
 def test_a_bad_config_is_refused(run: Run, tmp_path: Path, text: str, fragment: str) -> None:
@@ -109,3 +114,23 @@ def test_a_bad_config_is_refused(run: Run, tmp_path: Path, text: str, fragment: 
     ran = run("replay", S01, "--config", str(config))
     assert ran.code == 4
     assert fragment in ran.err
+
+
+def test_a_failed_run_leaves_the_output_file_as_it_was(run: Run, tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_bytes((ROOT / S01).read_bytes())
+    kept = tmp_path / "kept.txt"
+    kept.write_text("before")
+    assert run("replay", "no/such/trace.pt", "-o", str(kept)).code == 4
+    assert kept.read_text() == "before"
+    assert run("replay", str(trace), "--format", "json", "-o", str(trace)).code == 1
+    assert trace.read_text().startswith('{"schema_version": 1')
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept.txt", "t.jsonl"]
+
+
+def test_words_behind_the_dashes_are_the_servers() -> None:
+    from kvcanary_cli.cli.main import _without_debug
+
+    words = ["record", "-o", "x", "--", "echo", "--debug"]
+    assert _without_debug(words) == (words, False)
+    assert _without_debug(["--debug", *words]) == (words, True)

@@ -1,0 +1,134 @@
+"""Replays the traces that a command names: what every such command shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvcanary_cli.cli.output import Output
+from kvcanary_cli.errors import InputError, NothingCheckedError, UsageError
+
+if TYPE_CHECKING:
+    from kvcanary_cli.attribution.report import Report
+    from kvcanary_cli.replay.options import ReplayOptions
+    from kvcanary_cli.replay.result import ReplayResult
+    from kvcanary_cli.trace.reader import TraceReader
+
+
+def run_replays(
+    paths: list[str],
+    options: ReplayOptions,
+    out: Output,
+    *,
+    config: Path | None = None,
+    capacity: str | None = None,
+) -> Report:
+    """Replay each trace in turn and put the results together.
+
+    Raises:
+        InputError: A trace or the configuration cannot be used.
+        NothingCheckedError: A filter that names nothing in any trace.
+    """
+    from kvcanary_cli.attribution.diagnose import diagnose_trace
+    from kvcanary_cli.attribution.report import Report
+    from kvcanary_cli.replay.capacity_limits import parse_capacity_option, with_overrides
+    from kvcanary_cli.serving.trace_capacities import capacities_of_trace
+    from kvcanary_cli.trace.reader import open_trace
+
+    overrides = {} if capacity is None else parse_capacity_option(capacity)
+    _prepare_backend(options.backend, out)
+    diagnoses = []
+    for path in _expand(paths):
+        reader = open_trace(path)
+        stated = capacities_of_trace(reader.header, None if config is None else str(config))
+        capacities = with_overrides(stated, overrides)
+        with _progress(out, reader) as advance:
+            diagnoses.append(diagnose_trace(reader, options, capacities, advance))
+    _check_filters([diagnosis.replay for diagnosis in diagnoses], options)
+    return Report.of(diagnoses)
+
+
+def _expand(paths: list[str]) -> list[str]:
+    """Folders that hold traces, but are none, stand for their traces."""
+    out: list[str] = []
+    for name in paths:
+        path = Path(name)
+        if not path.is_dir() or (path / "manifest.json").exists():
+            out.append(name)
+            continue
+        inside = sorted(
+            str(child)
+            for child in path.iterdir()
+            if child.name.endswith((".jsonl", ".jsonl.zst", ".pt", ".kvtrace"))
+        )
+        if not inside:
+            raise InputError(
+                f"{name}: the folder holds no trace",
+                hint="expected a .kvtrace folder, or files .jsonl, .jsonl.zst or .pt in it",
+            )
+        out += inside
+    return out
+
+
+def _prepare_backend(name: str, out: Output) -> None:
+    """Say why the first run takes longer, and refuse a backend that cannot run here."""
+    from kvcanary_cli.backends import get_backend
+
+    try:
+        backend = get_backend(name)
+    except RuntimeError as error:
+        raise UsageError(str(error), hint="leave --backend out, or use --backend cpu") from error
+    if backend.name == "cpu":
+        from kvcanary_cli.backends.cpu.warm import compile_all, is_cached
+
+        if not is_cached():
+            out.note("compiling kernels for this machine (first run only) ...")
+            compile_all()
+
+
+@contextmanager
+def _progress(out: Output, reader: TraceReader) -> Iterator[Any]:
+    """A progress bar on stderr, on a terminal only."""
+    if out.quiet or not out.stderr.is_terminal:
+        yield None
+        return
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+    from rich.text import Text
+
+    from kvcanary_cli.report.words import safe
+
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=out.stderr,
+        transient=True,
+    ) as bar:
+        task = bar.add_task(Text(safe(reader.name)).plain, total=reader.bytes_total)
+        yield lambda: bar.update(task, completed=reader.bytes_read)
+
+
+def _check_filters(results: list[ReplayResult], options: ReplayOptions) -> None:
+    """A filter that left nothing to check must not look clean."""
+    from kvcanary_cli.replay.result import Verdict
+
+    if options.reqs:
+        missing = options.reqs - frozenset().union(*(r.request_ids for r in results))
+        if missing == options.reqs:
+            raise NothingCheckedError(
+                f"--req {', '.join(sorted(missing))}: no forward of that request was checked",
+                hint="kvcanary trace info TRACE lists what a trace holds",
+            )
+    if options.steps is not None and all(r.verdict == Verdict.NOT_CHECKED for r in results):
+        raise NothingCheckedError("--steps: no step of the trace lies in that range")
