@@ -5,12 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvcanary_cli.replay.capacity import NOT_CHECKED
-
-from kvcanary_cli.attribution.diagnose import diagnose_trace
 from kvcanary_cli.cli.main import main
-from kvcanary_cli.replay.options import ReplayOptions
-from kvcanary_cli.trace.reader import open_trace
+from tests.attribution.helpers import diagnose_path
 
 if TYPE_CHECKING:
     from kvcanary_cli.attribution.diagnose import Diagnosis
@@ -21,7 +17,7 @@ DATA = ROOT / "tests" / "data"
 
 def diagnosed(path: str) -> Diagnosis:
     """The diagnosis of one trace, by a path from the checkout's root."""
-    return diagnose_trace(open_trace(str(ROOT / path)), ReplayOptions(), NOT_CHECKED)
+    return diagnose_path(ROOT / path)
 
 
 def blocks_of(path: str, capsys: Any, monkeypatch: Any) -> str:
