@@ -31,14 +31,26 @@ class RowFacts:
 
     Attributes:
         tenant: Request that last ran in it.
+        ran: The last changes of tenant: (request, event of its forward).
         maps: Its map events, newest last; those wholly covered by a newer one are dropped.
         released_event, released_by: Last row_release.
     """
 
     tenant: int = NOBODY
+    ran: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=4))
     maps: list[MapFact] = field(default_factory=list)
     released_event: int = NEVER
     released_by: int = NOBODY
+
+    def run(self, req: int, event: int) -> None:
+        """``req`` runs in the row."""
+        if req != self.tenant:
+            self.tenant = req
+            self.ran.append((req, event))
+
+    def taker(self, victim: int, since: int) -> int:
+        """Who else than ``victim`` ran in the row after event ``since``; ``NOBODY`` = nobody."""
+        return next((req for req, at in self.ran if at > since and req != victim), NOBODY)
 
     def map(self, event: int, start: int, stop: int, owner: int = NOBODY) -> None:
         while self.maps and start <= self.maps[-1].start and stop >= self.maps[-1].stop:

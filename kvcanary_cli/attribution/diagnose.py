@@ -134,8 +134,8 @@ class Diagnoser:
         self._codes = follower.req_codes(forward)
         self.record.forward(forward)
         for code, row in zip(self._codes.tolist(), forward.rows.tolist(), strict=True):
-            if row and follower.context.row(row).tenant != code:
-                follower.context.row(row).tenant = code
+            if row:
+                follower.context.row(row).run(code, forward.event)
         others = self._not_own_writes(forward, read_slots, reader_rows, written[0])
         follower.reads(forward, read_slots[others], reader_rows[others], self._codes)
         self._namespaces.check(forward, read_slots, reader_rows, self._codes, self._add)

@@ -32,6 +32,7 @@ class Planted:
         subtypes: Any of these is a right sub-type.
         victims: Who loses data; filled by ``watch`` where the reads decide.
         step: First step at which it can be seen.
+        also_step: Another step that is right, where it hangs on what the slot held before.
         until: Clean place behind which everything that it must show has happened.
         bytes: (event, pool, half, slot, fingerprint): bytes that change in front of the event.
         histories: Tokens of requests that it adds.
@@ -45,6 +46,7 @@ class Planted:
     subtypes: set[str] = field(default_factory=set)
     victims: set[str] = field(default_factory=set)
     step: int | None = None
+    also_step: int | None = None
     until: int = 0
     bytes: list[tuple[Mark, str, str, int, int]] = field(default_factory=list)
     histories: dict[str, list[int]] = field(default_factory=dict)

@@ -61,8 +61,8 @@ def missing_copy(run: CleanRun, rng: random.Random) -> Planted | None:
     planted.causes = [*starts, *forks]
     planted.subtypes = {"copy_on_write_skipped", "never_written_since_alloc"}
     writers = [w for s in event["dst"] if (w := run.last_write(s, at)) is not None]
-    planted.culprits = {None}
-    planted.culprits |= {write.req for write in writers}
+    planted.culprits.add(None)
+    planted.culprits.update(write.req for write in writers)
     return planted
 
 
@@ -74,7 +74,7 @@ def path_not_compacted(run: CleanRun, rng: random.Random) -> Planted | None:
     accepts = [k for k in run.by_kind.get("accept", []) if abs(k - at) < 64]
     own = [k for k in accepts if run.events[k]["req"] in planted.victims]
     planted.causes = list(own)
-    planted.culprits = set(planted.victims)
+    planted.culprits.update(planted.victims)
     planted.subtypes = {"accepted_path_not_compacted"}
     return planted
 
@@ -96,7 +96,8 @@ def misaligned_copy(run: CleanRun, rng: random.Random) -> Planted | None:
             note="each block of the copy gets its neighbour's content",
         )
         if watch(run, planted):
-            planted.culprits = set(planted.victims) | {str(run.events[at].get("by"))}
+            planted.culprits.update(planted.victims)
+            planted.culprits.add(run.events[at].get("by"))
             return planted
     return None
 

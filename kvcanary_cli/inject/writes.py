@@ -187,7 +187,8 @@ def unwritten_read(run: CleanRun, rng: random.Random) -> Planted | None:
             row = next(r for r in run.rows[write.at] if r.req == write.req)
             if write.token + 1 < row.first + row.count:
                 # The row's next token is linked to it within the same forward.
-                planted.step, planted.victims = run.step(write.at), {write.req}
+                planted.also_step, planted.step = planted.step, run.step(write.at)
+                planted.victims.add(write.req)
             return planted
     return None
 

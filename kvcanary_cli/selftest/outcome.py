@@ -78,7 +78,7 @@ def judge(
         detected=True,
         cls_right=cls_right,
         subtype_right=cls_right and finding.subtype in planted.subtypes,
-        step_right=finding.first_bad_step == planted.step,
+        step_right=finding.first_bad_step in {planted.step, planted.also_step or planted.step},
         culprit_right=right_req and right_event,
         said=f"{finding.cls}/{finding.subtype} step {finding.first_bad_step} "
         f"cause {finding.cause_event} culprit {finding.culprit.req}",

@@ -8,6 +8,7 @@ from kvcanary_cli.attribution.damage import Cause, Damage, event_or_none
 from kvcanary_cli.attribution.ledger import (
     BY_STATE,
     NEVER,
+    NOBODY,
     TREE,
     UNKNOWN,
 )
@@ -94,7 +95,11 @@ class LifetimeFacts(Facts):
             return None
         remapped = fact.event
         # The row's new tenant; what it shares with others was written by them.
-        taker = fact.owner if fact.owner > TREE and fact.owner != damage.victim else writer
+        taker = facts.taker(damage.victim, released)
+        if fact.owner > TREE and fact.owner != damage.victim:
+            taker = fact.owner
+        elif taker == NOBODY:
+            taker = writer
         return Cause(
             cls="stale_mapping",
             subtype="row_recycled_in_flight",
