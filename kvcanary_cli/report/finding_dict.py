@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvcanary_cli.report.finding_scene import scene_dict
+from kvcanary_cli.report.finding_summary import summary_line
+
 if TYPE_CHECKING:
     from kvcanary_cli.attribution.result import Finding, OwnershipFinding
 
@@ -50,6 +53,9 @@ def finding_dict(finding: Finding) -> dict[str, Any]:
         "blast_radius": list(finding.blast_radius),
         "violations": finding.violations,
     }
+    out["summary"] = summary_line(finding)
+    if finding.facts is not None:
+        out["scene"] = scene_dict(finding.facts)
     if finding.cause_window is not None:
         out["cause_window"] = list(finding.cause_window)
     if finding.cause_rank is not None:

@@ -161,3 +161,22 @@ def test_hostile_names(name: str, tmp_path: Path, capsys) -> None:
     assert "\u202e" not in out
     line = next(x for x in out.splitlines() if x.startswith("SUMMARY: kvcanary: "))
     assert f"victim={json.dumps(name)} " in line or f"victim={name} " in line
+
+
+def test_json_holds_the_scene(capsys, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    main(["replay", S01, "--format", "json"])
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert finding["summary"].startswith("SUMMARY: kvcanary: use-after-free freed_by_dedup ")
+    scene = finding["scene"]
+    assert scene["fail_reasons"] == {"verify_token": 3}
+    assert [e["found_token"] for e in scene["entries"]] == [31, 32, 33]
+    assert scene["entries"][0]["written_by"] == {
+        "req": "C",
+        "step": 2,
+        "event": 14,
+        "how": "forward",
+    }
+    assert [e["what"] for e in scene["timeline"]] == [
+        "map", "write", "free", "alloc", "write", "read",
+    ]  # fmt: skip
