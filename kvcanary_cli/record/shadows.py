@@ -99,12 +99,14 @@ class LutShadow:
 
     def show(self, lut: Any) -> list[Event]:
         """The ``lut`` event after which the trace knows ``lut``, if it changed."""
-        now = to_host(lut)[: len(self._told)]
+        on_host = lut.detach().cpu().numpy() if hasattr(lut, "detach") else np.asarray(lut)
+        now = on_host[: len(self._told)]
         full = np.flatnonzero(now != self._told)
         if not len(full):
             return []
-        self._told = now
-        return [{"kind": "lut", "full": full, "swa": now[full]}]
+        swa = now[full].astype(np.int64)
+        self._told[full] = swa
+        return [{"kind": "lut", "full": full, "swa": swa}]
 
     def retell(self, *, gap: bool) -> list[Event]:
         """See ``State``."""

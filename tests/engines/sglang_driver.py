@@ -37,7 +37,6 @@ DESCRIPTION: dict[str, Any] = {
     "fault": None,
     "fault_step": 40,
     "seed": 1,
-    "end_hard_at": None,
 }
 _IDLE_ROUNDS = 4
 
@@ -58,13 +57,13 @@ def main() -> None:
     scheduler = build_scheduler(run, folder)
     load = Load(scheduler, run)
     scheduler.ingest_requests = load.ingest
-    begun = time.thread_time()
+    begun, process_begun = time.thread_time(), time.process_time()
     error = None
     try:
         scheduler.run_event_loop()
     except Exception as raised:  # a planted fault may bring the scheduler down
         error = f"{type(raised).__name__}: {raised}"
-    wall_s = time.thread_time() - begun
+    thread_s = time.thread_time() - begun
     if recorder is not None:
         recorder.close()
     if run["canary"]:
@@ -73,7 +72,8 @@ def main() -> None:
         "forwards": load.forwards,
         "modes": load.modes,
         "forward_s": load.forward_s,
-        "wall_s": wall_s,
+        "thread_s": thread_s,
+        "process_s": time.process_time() - process_begun,
         "retracted": load.retracted,
         "truth": load.truth,
         "error": error,
@@ -213,8 +213,6 @@ class Load:
         result = self._forward(forward_batch, *args, **kwargs)
         self.forward_s += time.thread_time() - begun
         self.forwards += 1
-        if self.run["end_hard_at"] is not None and self.forwards >= self.run["end_hard_at"]:
-            os.kill(os.getpid(), 9)
         return result
 
 

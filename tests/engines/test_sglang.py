@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from kvcanary_cli.replay.capacity import NOT_CHECKED
 
 from kvcanary_cli.abi.constants import PoolKind
-from kvcanary_cli.attribution.diagnose import Diagnosis, diagnose_trace
 from kvcanary_cli.record.launch import HOOK_FOLDER
 from kvcanary_cli.replay.driver import TARGET, Replay
 from kvcanary_cli.replay.options import ReplayOptions
 from kvcanary_cli.trace.reader import open_trace
 from tests.engines.runs import HERE, RUNS, Run, engine_env, run
 from tests.engines.setup_sglang import SGLANG, default_folder, interpreter, set_up
-from tests.record.helpers import events, steps
+from tests.record.helpers import events, replay, steps
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,8 +47,8 @@ def _trace(done: Run) -> Path:
     return trace
 
 
-def _diagnose(done: Run) -> Diagnosis:
-    return diagnose_trace(open_trace(_trace(done)), ReplayOptions(backend="cpu"), NOT_CHECKED)
+def _diagnose(done: Run) -> Any:
+    return replay(_trace(done))
 
 
 @pytest.mark.parametrize("name", CLEAN)
@@ -103,9 +101,9 @@ def test_the_replayed_canary_is_the_engines_own(base: Path) -> None:
     done = run("canary", base)
     assert done.result["error"] is None
     reader = open_trace(_trace(done))
-    replay = Replay(reader.header, ReplayOptions(backend="cpu"))
-    replay.run(reader)
-    (lane,) = replay.workers[TARGET].lanes
+    mine_run = Replay(reader.header, ReplayOptions(backend="cpu"))
+    mine_run.run(reader)
+    (lane,) = mine_run.workers[TARGET].lanes
     assert lane.kind is PoolKind.FULL
     buffers = lane.buffers()
     with np.load(done.folder / "canary.npz") as engine:
@@ -113,7 +111,7 @@ def test_the_replayed_canary_is_the_engines_own(base: Path) -> None:
             mine, theirs = buffers["k", end].numpy(), engine[f"full_k_{end}"]
             assert np.array_equal(mine, theirs), end
             assert theirs.any()
-    assert not len(replay.violations)
+    assert not len(mine_run.violations)
 
 
 @pytest.mark.parametrize("fault", CLASSES)
@@ -149,7 +147,7 @@ def test_the_command_records_an_engine_with_its_own_processes(base: Path, tmp_pa
     assert header.tokens == "salted"
     assert not header.starts_mid_run
     assert len(steps(trace)) >= 12
-    diagnosis = diagnose_trace(open_trace(trace), ReplayOptions(backend="cpu"), NOT_CHECKED)
+    diagnosis = replay(trace)
     assert not diagnosis.ownership
     assert not diagnosis.findings
 

@@ -37,6 +37,9 @@ class Scheduler:
 
     def process_batch_result(self, batch):
         batch.done = True
+
+    def on_idle(self):
+        return None
 """,
     "managers/schedule_batch.py": """
 from sglang.srt.mem_cache.allocation import alloc_for_decode, alloc_for_extend

@@ -18,6 +18,7 @@ _CACHE = "mem_cache"
 #: module below ``sglang.srt``, name, method for before, method for after, families.
 _TABLE: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
     ("managers.scheduler", "Scheduler.process_batch_result", "", "on_step_end", ()),
+    ("managers.scheduler", "Scheduler.on_idle", "", "on_step_end", ()),
     (
         f"{_CACHE}.allocation",
         "alloc_for_extend",
