@@ -94,11 +94,11 @@ def cut_trace(
     if wanted:
         selection = select_requests(reader, Window(*steps), wanted, progress)
     name = str(target)
+    cutter = _Cutter(reader, window, selection)
     try:
         header = _header(reader, steps, wanted, selection)
         with open_writer(target, header, overwrite=overwrite) as writer:
-            cutter = _Cutter(reader, writer, window, selection)
-            cutter.run(progress)
+            cutter.run(writer, progress)
     except BrokenPipeError:
         discard_stdout()
     except OSError as error:
@@ -154,24 +154,22 @@ class _Cutter:
     def __init__(
         self,
         reader: TraceReader,
-        writer: TraceWriter,
         window: Window,
         selection: Selection | None,
     ) -> None:
-        self._reader, self._writer = reader, writer
-        self._window, self._selection = window, selection
+        self._reader, self._window, self._selection = reader, window, selection
         self._past = None if window.first is None else StateReplay(reader.header, window.first)
         self.steps = self.kept = self.made = 0
         self._last_step: int | None = None
 
-    def run(self, progress: Callable[[TraceReader], None] | None) -> None:
+    def run(self, writer: TraceWriter, progress: Callable[[TraceReader], None] | None) -> None:
         for segment in self._reader.segments():
             start, stop = self._window.take(segment)
             if self._past is not None and start:
                 self._past.feed(segment.slice(0, start))
             if start < stop:
-                self._begin(int(segment.index[start]))
-                self._keep(segment.slice(start, stop))
+                self._begin(writer, int(segment.index[start]))
+                self._keep(writer, segment.slice(start, stop))
             if progress is not None:
                 progress(self._reader)
             if self._window.ended:
@@ -179,7 +177,7 @@ class _Cutter:
         if not self.steps:
             raise _no_step(self._window)
 
-    def _begin(self, first_i: int) -> None:
+    def _begin(self, writer: TraceWriter, first_i: int) -> None:
         """Write the state, once, numbered so that the first kept event follows."""
         past, self._past = self._past, None
         if past is None:
@@ -187,14 +185,14 @@ class _Cutter:
         past.flush()
         self.made = sum(1 for _ in state_events(past, self._selection))
         for k, event in enumerate(state_events(past, self._selection)):
-            self._writer.write_event({**event, "i": first_i - self.made + k})
+            writer.write_event({**event, "i": first_i - self.made + k})
 
-    def _keep(self, segment: Segment) -> None:
+    def _keep(self, writer: TraceWriter, segment: Segment) -> None:
         if self._selection is None:
             count, self._last_step = step_changes(segment, self._window, self._last_step)
             self.steps += count
             self.kept += len(segment)
-            self._writer.write(segment)
+            writer.write(segment)
             return
         for k in range(len(segment)):
             event = kept_event(segment, k, self._selection)
@@ -204,7 +202,7 @@ class _Cutter:
             if event["kind"] == "forward" and self._window.contains(event["step"]):
                 self.steps += event["step"] != self._last_step
                 self._last_step = event["step"]
-            self._writer.write_event(event)
+            writer.write_event(event)
 
 
 def _no_step(window: Window) -> NothingCheckedError:

@@ -57,10 +57,12 @@ def convert(
     """
     reader = open_trace(source)
     name = str(target)
+    events = 0
     try:
         with open_writer(target, reader.header, overwrite=overwrite) as writer:
             for segment in reader.segments():
                 writer.write(segment)
+                events += len(segment)
                 if progress is not None:
                     progress(reader)
     except BrokenPipeError:
@@ -72,6 +74,6 @@ def convert(
     return Conversion(
         source=reader.name if str(source) != STDIN else "<stdin>",
         target=name,
-        events=reader.checked.events,
+        events=events,
         notes=tuple(reader.notes.messages()),
     )

@@ -91,14 +91,16 @@ class PtPacker:
         codes = np.full(len(segment.strings) + 1, NULL_CODE, dtype=np.int32)
         for code, text in enumerate(segment.strings):
             codes[code] = self._strings.setdefault(text, len(self._strings))
-        kinds = np.array(
-            [self._kinds.setdefault(name, len(self._kinds)) for name in segment.kind_names],
-            dtype=np.int32,
-        )
+        kinds = np.zeros(len(segment.kind_names), dtype=np.int32)
+        # A segment may name kinds that none of its events has: they get no table.
+        for code in np.unique(segment.kind).tolist():
+            name = segment.kind_names[code]
+            kinds[code] = self._kinds.setdefault(name, len(self._kinds))
         self._kind.append(narrow(kinds[segment.kind]))
         self._index.append(narrow(segment.index))
         for name, table in segment.tables.items():
-            self._append_table(name, table, codes)
+            if table.rows:
+                self._append_table(name, table, codes)
         self.events += len(segment)
 
     def _append_table(self, name: str, table: Table, codes: NDArray[np.int32]) -> None:

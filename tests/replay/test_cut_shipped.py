@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvcanary_cli.cut.make import cut_trace
 from kvcanary_cli.trace.convert import convert
 from tests.replay.cut_helpers import (
     assert_same_verdict,
@@ -21,6 +22,18 @@ CAPTURES = sorted((DATA / "captures").glob("*.jsonl.zst"))
 BUGS = [path for path in CAPTURES if path.name.startswith("bug_")]
 SCENARIOS = sorted((DATA / "scenarios").rglob("*.jsonl"))
 VICTIM = "req-007"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FORMS = (".jsonl", ".jsonl.zst", ".pt", ".kvtrace")
+
+
+#: The first kinds of each of these end before the cut, so that no event of them is left.
+EXAMPLES_OF_CUTS = {
+    "clean_radix.pt": (200, 200),
+    "bug_double_free.pt": (41, 45),
+    "use_after_free.jsonl": (3, 3),
+    "bug_swap_rows.jsonl.zst": (41, 41),
+    "vllm_clean.kvtrace": (12, 14),
+}
 
 
 def _name(path: Path) -> str:
@@ -45,6 +58,7 @@ def test_the_sample_has_both_kinds_of_trace() -> None:
     assert len(BUGS) == 5
     assert len(CAPTURES) == 12
     assert len(SCENARIOS) >= 16
+    assert len(EXAMPLES_OF_CUTS) == len([p for p in EXAMPLES.iterdir() if p.suffix != ".md"])
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=_name)
@@ -103,3 +117,16 @@ def test_every_form_gives_the_same_cut(name: str, tmp_path: Path) -> None:
         (tmp_path / suffix[1:]).mkdir()
         again, _ = cut_to(whole, tmp_path / suffix[1:], (40, 44))
         assert events_of(again) == expected
+
+
+@pytest.mark.parametrize("name", EXAMPLES_OF_CUTS)
+def test_examples_cut_to_every_form(name: str, tmp_path: Path) -> None:
+    source, steps = EXAMPLES / name, EXAMPLES_OF_CUTS[name]
+    expected = found(source, steps=steps)
+    events = None
+    for suffix in FORMS:
+        target = tmp_path / f"cut{suffix}"
+        cut_trace(source, target, steps=steps)
+        assert found(target) == expected
+        events = events or events_of(target)
+        assert events_of(target) == events

@@ -129,6 +129,34 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     assert b"Error" not in errors
 
 
+@pytest.mark.parametrize(
+    "arguments", [["convert", "IN", "-"], ["cut", "IN", "-o", "-", "--steps", "2:"]]
+)
+def test_a_pipe_that_is_closed_from_the_start_is_no_error(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    header, events = small_trace()
+    # More than any buffer holds: the header itself does not get through.
+    header["serving_args"] = {"model_path": "x" * 300_000}
+    path = tmp_path / "a.jsonl"
+    path.write_text(jsonl_text(header, events))
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [str(path) if word == "IN" else word for word in arguments]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvcanary_cli", "trace", *words],
+            cwd=_ROOT,
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert done.returncode == 0, done.stderr
+    assert b"rror" not in done.stderr
+
+
 @pytest.mark.parametrize("command", ["info", "validate", "convert"])
 def test_help_ends_with_examples(command: str) -> None:
     done = _run(command, "--help")

@@ -213,3 +213,23 @@ def test_torch_loads_the_pt_form_weights_only_and_mapped(tmp_path: Path) -> None
 
 
 EXTEND_AND_DECODE_POSITIONS = [0, 1, 2, 0, 1, 3, 0]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_table_without_rows_converts(tmp_path: Path, suffix: str) -> None:
+    import torch
+
+    header, events = small_trace()
+    path = write_trace(tmp_path / "a.pt", header, events)
+    state = torch.load(path, weights_only=True)
+    tables = [{"kind": "finish", "rows": 0, "columns": {"req": "STR"}}]
+    state |= {
+        "tables": json.dumps(tables + json.loads(state["tables"])),
+        "kind": state["kind"] + 1,
+        "finish.req": torch.zeros(0, dtype=torch.int8),
+    }
+    torch.save(state, path)
+    assert read_events(path) == events
+    target = tmp_path / f"b{suffix}"
+    convert(path, target)
+    assert read_events(target) == events
