@@ -52,10 +52,12 @@ def run_replays(
 
 def _expand(paths: list[str]) -> list[str]:
     """Folders that hold traces, but are none, stand for their traces."""
+    from kvcanary_cli.trace.manifest import is_trace_folder
+
     out: list[str] = []
     for name in paths:
         path = Path(name)
-        if not path.is_dir() or (path / "manifest.json").exists():
+        if not path.is_dir() or is_trace_folder(path):
             out.append(name)
             continue
         inside = sorted(

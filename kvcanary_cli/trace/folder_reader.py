@@ -12,6 +12,7 @@ from kvcanary_cli.trace.manifest import (
     SegmentEntry,
     parse_manifest,
     segment_name,
+    segment_numbers,
     unfinished_name,
 )
 from kvcanary_cli.trace.notes import TornSegment
@@ -39,7 +40,10 @@ class FolderReader(TraceReader):
             raise TraceError(
                 self.name,
                 f"the folder has no {MANIFEST}, expected a .kvtrace folder",
-                hint="give the trace files in it one by one, or a .kvtrace folder",
+                hint="its segments are parts of one recording, not traces of ranks; copy the "
+                "folder again, as a whole"
+                if segment_numbers(folder)
+                else "give the trace files in it one by one, or a .kvtrace folder",
             ) from None
         except OSError as error:
             raise unreadable(f"{self.name}/{MANIFEST}", error) from None
@@ -52,12 +56,29 @@ class FolderReader(TraceReader):
 
     def _unlisted(self) -> list[SegmentEntry]:
         """Segments that were finished after the manifest was last written."""
-        entries = []
-        number = len(self._manifest.segments)
+        numbers = segment_numbers(self._folder)
+        number = listed = len(self._manifest.segments)
         while (self._folder / segment_name(number)).is_file():
-            entries.append(SegmentEntry(segment_name(number), None, None, None))
             number += 1
-        return entries
+        strays = [n for n in numbers if n > number]
+        # A recorder that runs makes segments in order: one that is there by now is no gap.
+        if strays and not (self._folder / segment_name(number)).is_file():
+            raise TraceError(
+                self.name,
+                f"segment {segment_name(number)} is missing although {segment_name(strays[0])} "
+                "is there",
+                hint="copy the folder again, as a whole; a segment of another recording does not "
+                "belong in it",
+            )
+        if number > listed and self._manifest.complete:
+            raise TraceError(
+                self.name,
+                f"segment {segment_name(listed)} is there, but {MANIFEST} lists {listed} segments "
+                "and says that the recording is complete",
+                hint="copy the folder again, as a whole; a segment of another recording does not "
+                "belong in it",
+            )
+        return [SegmentEntry(segment_name(n), None, None, None) for n in range(listed, number)]
 
     def _size(self, entry: SegmentEntry) -> int:
         path = self._folder / entry.file

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 FOLDER_FORMAT = "kvcanary-trace-folder"
 FOLDER_VERSIONS = (1,)
+FOLDER_SUFFIX = ".kvtrace"
+_SEGMENT_NAME = re.compile(r"([0-9]{6,})\.pt")
 _HINT = "is this a .kvtrace folder? see docs/trace-format.md, section The folder form"
 
 
@@ -23,9 +26,25 @@ def segment_name(number: int) -> str:
     return f"{number:06d}.pt"
 
 
+def segment_numbers(folder: Path) -> list[int]:
+    """Numbers of the finished segments that lie in a folder, sorted."""
+    found = (_SEGMENT_NAME.fullmatch(child.name) for child in folder.iterdir())
+    numbers = sorted(int(match[1]) for match in found if match is not None)
+    return [number for number in numbers if (folder / segment_name(number)).is_file()]
+
+
 def unfinished_name(number: int) -> str:
     """Name of a segment while it is written; readers skip it."""
     return f".{segment_name(number)}.tmp"
+
+
+def is_trace_folder(folder: Path) -> bool:
+    """Whether a folder is one trace, be it an incomplete copy, and not a folder of traces."""
+    return (
+        (folder / MANIFEST).exists()
+        or folder.name.endswith(FOLDER_SUFFIX)
+        or bool(segment_numbers(folder))
+    )
 
 
 @dataclass(frozen=True, slots=True)

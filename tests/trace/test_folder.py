@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kvcanary_cli.cli.main import main
 from kvcanary_cli.trace.errors import TraceError
 from kvcanary_cli.trace.folder_writer import FolderWriter
 from kvcanary_cli.trace.reader import open_trace
@@ -86,11 +87,13 @@ def test_a_torn_last_segment_is_lost_alone(tmp_path: Path, kept: float, listed: 
     if not listed:
         manifest = json.loads((folder / "manifest.json").read_text())
         manifest["segments"].pop()
+        manifest["complete"] = False
         (folder / "manifest.json").write_text(json.dumps(manifest))
     reader = open_trace(folder)
     for _ in range(2):
         assert events_of(reader) == written[:8]
-    (note,) = reader.notes.messages()
+    note, *more = reader.notes.messages()
+    assert len(more) == (0 if listed else 1)
     assert "segment 000002.pt is torn" in note
     # The pickle at a segment's head tells the number if the manifest does not.
     known = listed or kept in (0.5, 0.99)
@@ -117,6 +120,72 @@ def test_damage_before_the_last_segment_is_refused(tmp_path: Path) -> None:
         change(folder / "000001.pt")
         with pytest.raises(TraceError, match=r"000001\.pt"):
             read_events(folder)
+
+
+def _rewrite_manifest(folder: Path, listed: int, *, complete: bool) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["segments"] = manifest["segments"][:listed]
+    manifest["complete"] = complete
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("listed", range(4))
+@pytest.mark.parametrize("complete", [True, False])
+@pytest.mark.parametrize("gone", [(), (0,), (1,), (2,), (0, 1), (1, 2)])
+def test_every_segment_is_read_or_told_missing(
+    tmp_path: Path, listed: int, complete: bool, gone: tuple[int, ...]
+) -> None:
+    folder = tmp_path / "a.kvtrace"
+    written = _record(folder)
+    for number in gone:
+        (folder / f"{number:06d}.pt").unlink()
+    _rewrite_manifest(folder, listed, complete=complete)
+    there = [n for n in range(3) if n not in gone]
+    gap = any(n not in there for n in range(max(there, default=0)))
+    contradicts = complete and max(there, default=0) >= listed
+    lost = [n for n in range(listed - 1) if n in gone]
+    if gap or contradicts or lost:
+        with pytest.raises(TraceError, match=r"segment|a\.kvtrace") as caught:
+            read_events(folder)
+        assert "copy the folder again" in (caught.value.hint or "")
+        return
+    reader = open_trace(folder)
+    assert events_of(reader) == [e for n in there for e in written[4 * n : 4 * n + 4]]
+    assert reader.notes.still_recording == (not complete)
+    assert reader.notes.missing_events == 4 * len([n for n in gone if n < listed])
+
+
+def test_a_stray_segment_far_behind_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "a.kvtrace"
+    _record(folder)
+    shutil.copy(folder / "000002.pt", folder / "1000006.pt")
+    with pytest.raises(TraceError, match=r"000003\.pt is missing although 1000006\.pt is there"):
+        open_trace(folder)
+
+
+@pytest.mark.parametrize("name", ["a.kvtrace", "renamed"])
+@pytest.mark.parametrize("gone", [None, 0, 1])
+def test_segments_without_a_manifest_are_no_rank_files(
+    tmp_path: Path, name: str, gone: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a.kvtrace"
+    _record(folder)
+    (folder / "manifest.json").unlink()
+    if gone is not None:
+        (folder / f"{gone:06d}.pt").unlink()
+    folder.rename(tmp_path / name)
+    assert main(["replay", str(tmp_path / name)]) == 4
+    told = capsys.readouterr().err
+    assert "the folder has no manifest.json" in told
+    assert "parts of one recording" in told
+
+
+def test_a_folder_without_anything_in_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.kvtrace").mkdir()
+    assert main(["replay", str(tmp_path / "a.kvtrace")]) == 4
+    assert "one by one, or a .kvtrace folder" in capsys.readouterr().err
 
 
 def test_a_last_segment_that_is_unsafe_is_refused_not_skipped(tmp_path: Path) -> None:
