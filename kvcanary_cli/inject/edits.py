@@ -85,7 +85,7 @@ class Edits:
         for at in range(self.first - 1, -1, -1):
             if self.events[at]["kind"] == "forward":
                 return int(self.events[at]["step"])
-        return 0
+        return next((int(e["step"]) for e in self.events if e["kind"] == "forward"), 1) - 1
 
 
 def substitute(edits: Edits, start: int, end: int | None, slots: dict[int, int]) -> None:
