@@ -30,6 +30,7 @@ from kvcanary_cli.attribution.ledger import (
 from kvcanary_cli.attribution.ownership import OwnershipRules
 from kvcanary_cli.replay.chains import slot_hash
 from kvcanary_cli.replay.lanes import get_rows
+from kvcanary_cli.trace.memory import check_memory
 from kvcanary_cli.trace.schema import DEVICE_POOLS, TREE_OWNER
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Follower:
     """
 
     def __init__(self, header: TraceHeader) -> None:
+        check_memory(header)
         pool = header.pool
         self.header = header
         self.names = Names()

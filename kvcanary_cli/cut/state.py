@@ -8,6 +8,7 @@ import numpy as np
 
 from kvcanary_cli.replay.driver import Replay
 from kvcanary_cli.replay.options import ReplayOptions
+from kvcanary_cli.trace.memory import check_memory
 from kvcanary_cli.trace.schema import TREE_OWNER
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class StateReplay(Replay):
     """
 
     def __init__(self, header: TraceHeader, first: int) -> None:
+        check_memory(header)
         super().__init__(
             header,
             ReplayOptions(backend="cpu", steps=(first, None), v_half="kv_hash" in header.records),

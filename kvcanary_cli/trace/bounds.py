@@ -18,10 +18,12 @@ class Bounds:
 
     Attributes:
         row_len: Cells of a table row.
+        has_swa: Whether there is a sliding-window pool.
     """
 
     def __init__(self, pool: PoolInfo) -> None:
         self.row_len = pool.row_len
+        self.has_swa = pool.swa_slots > 0
         self.row = Range(0, pool.rows - 1, "a row (pool.rows)")
         self.slot = Range(0, pool.max_slot, "a slot")
         self.slot_or_unwritten = Range(-1, pool.max_slot, "a slot, or -1 for none,")

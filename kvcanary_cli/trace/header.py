@@ -20,6 +20,11 @@ RANK_DEFAULTS: Mapping[str, int] = MappingProxyType(
 )
 #: Slots, rows and row cells are int32 in every engine's tables.
 _MAX_SIZE = (1 << 31) - 1
+#: Sizes that no deployment comes near.
+_MAX_SLOT = 1 << 28
+_MAX_CELLS = 1 << 34
+#: Of a slot, the canary's two rows of four 64-bit words; of a cell of the request table, an int32.
+_SLOT_BYTES, _CELL_BYTES = 64, 4
 _HINT = "see docs/trace-format.md, section Header"
 
 
@@ -103,6 +108,18 @@ class _Reader:
         if type(value) is not int or not minimum <= value <= _MAX_SIZE:
             raise self.fail(name, f"an integer from {minimum} to {_MAX_SIZE}")
         return value
+
+    def slots(self, name: str, default: int | None, minimum: int) -> int:
+        value = self.integer(name, default, minimum)
+        if value > _MAX_SLOT:
+            raise self.too_large(
+                f"'{self._prefix}{name}' is {value}: canary rows of {value * _SLOT_BYTES} bytes, "
+                f"expected at most {_MAX_SLOT} slots"
+            )
+        return value
+
+    def too_large(self, what: str) -> TraceError:
+        return TraceError(self._where, f"header field {what}", hint=_HINT)
 
     def text(self, name: str, *, required: bool = False) -> str | None:
         value = self._obj.get(name)
@@ -203,9 +220,15 @@ def _rank(where: str, obj: Mapping[str, Any] | None) -> Mapping[str, int]:
 
 def _pool(where: str, obj: Mapping[str, Any]) -> PoolInfo:
     read = _Reader(where, "pool.", obj)
-    slots = read.integer("slots", None, 1)
-    swa_slots = read.integer("swa_slots", 0, 0)
-    max_slot = read.integer("max_slot", slots, slots)
+    slots = read.slots("slots", None, 1)
+    swa_slots = read.slots("swa_slots", 0, 0)
+    max_slot = read.slots("max_slot", slots, slots)
+    rows, row_len = read.integer("rows", None, 1), read.integer("row_len", None, 1)
+    if rows * row_len > _MAX_CELLS:
+        raise read.too_large(
+            f"'pool.rows' and 'pool.row_len' make {rows * row_len} cells: a table of "
+            f"{rows * row_len * _CELL_BYTES} bytes, expected at most {_MAX_CELLS} cells"
+        )
     reserved = obj.get("reserved", [0])
     if not isinstance(reserved, list) or not all(
         type(s) is int and 0 <= s <= max_slot for s in reserved
@@ -213,15 +236,15 @@ def _pool(where: str, obj: Mapping[str, Any]) -> PoolInfo:
         raise read.fail("reserved", f"a list of slots from 0 to {max_slot}")
     return PoolInfo(
         slots=slots,
-        rows=read.integer("rows", None, 1),
-        row_len=read.integer("row_len", None, 1),
+        rows=rows,
+        row_len=row_len,
         page_size=read.integer("page_size", 1, 1),
         swa_slots=swa_slots,
         swa_window=read.integer("swa_window", 0, 0),
         reserved=tuple(reserved),
         max_slot=max_slot,
         # Both pools end with the same kind of last page.
-        swa_max_slot=read.integer(
+        swa_max_slot=read.slots(
             "swa_max_slot", swa_slots + (max_slot - slots if swa_slots else 0), swa_slots
         ),
     )

@@ -38,8 +38,6 @@ class Field:
         name: Name in the trace.
         type: How it is stored.
         required: Whether an event without it is refused.
-        family: Entry of the header's ``records`` that an optional field belongs to, if it has one
-            of its own.
     """
 
     name: str
@@ -138,8 +136,9 @@ _KINDS = (
         "sidecar_hash", "sidecar_hash", "phase:str step:int slots:ints hash:ints name:str pool:str?"
     ),
     # Ours: the canary rows that slots hold, written at the head of a cut (docs/trace-format.md).
-    # lineage tells chains with unknown beginnings apart. Of the slots, unlinked are tree nodes without a link, unhashed were written without a
-    # fingerprint (absent: those whose real_kv_hash is 0), unknown hold what no event shows.
+    # lineage tells chains with unknown beginnings apart. Of the slots, unlinked are tree nodes
+    # without a link, unhashed were written without a fingerprint (absent: those whose real_kv_hash
+    # is 0), unknown hold what no event shows.
     _kind(
         "canary_rows",
         "canary_rows",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvcanary_cli.trace.columns import NULL_CODE, Table
+from kvcanary_cli.trace.fields import printable
 from kvcanary_cli.trace.problems import Range, check_int_list
 from kvcanary_cli.trace.schema import WORKERS
 
@@ -29,6 +30,8 @@ _ROW_FIELDS = (
     "extend_prefix_lens",
     "extend_seq_lens",
 )
+#: Pools that a worker's forward writes: the target's two, and a draft worker's own.
+_LANDING_POOLS = {"target": ("full", "swa"), "draft": ("draft", "full")}
 _LENGTHS = Range(0, (1 << 31) - 1, "a length")
 
 
@@ -273,7 +276,8 @@ def _check_json(
 ) -> None:
     tokens = view.lengths("positions")
     for row, value in view.json_rows("landed"):
-        _report(view, row, "landed", _landed_problem(value, int(tokens[row]), bounds))
+        worker = view.segment.text(view.kind, "worker", row) or WORKERS[0]
+        _report(view, row, "landed", _landed_problem(value, int(tokens[row]), worker, bounds))
     for row, value in view.json_rows("row_as_read"):
         _report(view, row, "row_as_read", _row_as_read_problem(value, bounds))
     if view.column("tree") is not None:
@@ -288,13 +292,20 @@ def _report(view: KindView, row: int, name: str, problem: str | None) -> None:
         view.fail(row, f"field '{name}' {problem}")
 
 
-def _landed_problem(value: Any, tokens: int, bounds: Bounds) -> str | None:
+def _landed_problem(value: Any, tokens: int, worker: str, bounds: Bounds) -> str | None:
     if not isinstance(value, dict) or not isinstance(value.get("pool"), str):
         return 'must be {"pool": NAME, "slots": [...]}'
-    slots = bounds.slot_in(value["pool"])
-    if slots is not None:
-        slots = Range(-1, slots.high, f"{slots.noun} or -1,")
-    problem = check_int_list(value.get("slots"), slots)
+    pool = value["pool"]
+    pools = _LANDING_POOLS.get(worker, ())
+    if pool not in pools:
+        return (
+            f"names pool '{printable(pool, 40)}', expected {' or '.join(pools)}: "
+            f"a forward of worker {worker} writes nowhere else"
+        )
+    if pool == "swa" and not bounds.has_swa:
+        return "names pool 'swa', which the header does not have (pool.swa_slots is 0)"
+    slots = bounds.swa_slot if pool == "swa" else bounds.slot
+    problem = check_int_list(value.get("slots"), Range(-1, slots.high, f"{slots.noun} or -1,"))
     if problem is None and len(value["slots"]) != tokens:
         return f"has {len(value['slots'])} slots, expected {tokens} (out_cache_loc)"
     return None if problem is None else f"slots: {problem}"

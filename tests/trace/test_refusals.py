@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvcanary_cli.cli.main import main
 from kvcanary_cli.errors import EXIT_INPUT
+from kvcanary_cli.trace import memory as memory_module
 from kvcanary_cli.trace.errors import TraceError
 from kvcanary_cli.trace.schema import MAX_LINE_BYTES
 from tests.trace.helpers import (
@@ -92,6 +94,20 @@ FORWARD_CASES: list[Case] = [
     ),
     ({"landed": {"pool": "swa", "slots": [1]}}, "'landed' has 1 slots, expected 2"),
     ({"landed": [1, 2]}, "'landed' must be"),
+    ({"landed": {"pool": "swa", "slots": [-2, 1]}}, "'landed' slots: item 0 is -2, expected"),
+    ({"landed": {"pool": "full", "slots": [16, 1]}}, "'landed' slots: item 0 is 16, expected"),
+    ({"landed": {"pool": "host", "slots": [1, 2]}}, "pool 'host', expected full or swa"),
+    ({"landed": {"pool": "zzz", "slots": [1, 99]}}, "pool 'zzz', expected full or swa"),
+    ({"landed": {"pool": "draft", "slots": [1, 2]}}, "pool 'draft', expected full or swa"),
+    (
+        {"worker": "draft", "landed": {"pool": "swa", "slots": [1, 2]}},
+        "pool 'swa', expected draft or full: a forward of worker draft writes nowhere else",
+    ),
+    (
+        {"worker": "draft", "landed": {"pool": "draft", "slots": [16, 1]}},
+        "'landed' slots: item 0 is 16, expected a slot or -1, from -1 to 15",
+    ),
+    ({"worker": "other", "landed": {"pool": "full", "slots": [1, 2]}}, "'worker' is 'other'"),
     ({"row_as_read": {"5": [1]}}, "'row_as_read' has the key 5, expected a row"),
     ({"row_as_read": {"one": [1]}}, "'row_as_read' has the key 'one'"),
     ({"row_as_read": {"1": [16]}}, "'row_as_read' row 1: item 0 is 16, expected a slot"),
@@ -199,6 +215,15 @@ HEADER_CASES: list[Case] = [
         {"pool": {"slots": 9, "rows": 5, "row_len": 16, "reserved": [10]}},
         "'pool.reserved' must be a list of slots from 0 to 9",
     ),
+    *(
+        ({"pool": {"slots": 9, "rows": 5, "row_len": 16, name: 1 << 29}}, f"'pool.{name}' is 5368")
+        for name in ("slots", "max_slot", "swa_slots", "swa_max_slot")
+    ),
+    (
+        {"pool": {"slots": 9, "rows": (1 << 31) - 1, "row_len": (1 << 31) - 1}},
+        "'pool.rows' and 'pool.row_len' make 4611686014132420609 cells: a table of "
+        "18446744056529682436 bytes, expected at most 17179869184 cells",
+    ),
     ({"rank": {"tp": 2, "tp_size": 2}}, "'rank.tp' must be smaller than rank.tp_size (2), found 2"),
     ({"serving_args": []}, "header field 'serving_args' must be an object"),
     ({"starts_mid_run": 1}, "header field 'starts_mid_run' must be true or false"),
@@ -231,6 +256,49 @@ def test_an_event_that_does_not_fit(tmp_path: Path, event: dict[str, Any], said:
     error = _refusal(write_jsonl(tmp_path / "a.jsonl", header, events))
     assert said in error.message
     assert "a.jsonl:5:" in error.message
+
+
+def test_a_pool_that_is_larger_than_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header, events = small_trace()
+    header["pool"] |= {"slots": 1 << 16, "rows": 1 << 9, "row_len": 1 << 12}
+    path = write_jsonl(tmp_path / "a.jsonl", header, events)
+    table = (1 << 9) * (1 << 12) * 4
+    monkeypatch.setattr(memory_module, "BYTES_PER_SLOT", 16)
+    cases = ((1 << 16, "'pool.slots' 65536 takes"), (table - 1, "'pool.rows' 512 and"))
+    for memory, told in cases:
+        monkeypatch.setattr(memory_module, "physical_memory", lambda memory=memory: memory)
+        for arguments in (
+            ["replay"],
+            ["trace", "cut", "-o", str(tmp_path / "b.jsonl"), "--steps", "2:"],
+        ):
+            assert main([*arguments, str(path)]) == EXIT_INPUT
+            assert told in capsys.readouterr().err
+    monkeypatch.setattr(memory_module, "physical_memory", lambda: None)
+    assert main(["replay", str(path)]) in (0, 1)
+
+
+def test_landing_in_a_pool_that_the_header_lacks(tmp_path: Path) -> None:
+    header, events = small_trace()
+    header["pool"] |= {"swa_slots": 0, "swa_window": 0}
+    events[3]["landed"] = {"pool": "swa", "slots": [-1, -1]}
+    with pytest.raises(TraceError, match=r"'swa', which the header does not have"):
+        read_events(write_jsonl(tmp_path / "a.jsonl", header, events))
+
+
+@pytest.mark.parametrize(
+    ("worker", "pool", "last"),
+    [("target", "full", 15), ("target", "swa", 7), ("draft", "draft", 15), ("draft", "full", 15)],
+)
+def test_every_pool_that_a_forward_may_land_in(
+    tmp_path: Path, worker: str, pool: str, last: int
+) -> None:
+    header, events = small_trace()
+    events[3] |= {"worker": worker, "landed": {"pool": pool, "slots": [last, -1]}}
+    path = write_jsonl(tmp_path / "a.jsonl", header, events)
+    assert read_events(path) == events
+    assert main(["replay", str(path)]) in (0, 1)
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".kvtrace"])
