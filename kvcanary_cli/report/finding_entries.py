@@ -77,7 +77,7 @@ def _expected_line(group: Sequence[EntryFact], before: Act) -> str:
     tokens = _tokens([e.expected_token for e in group])
     places = [e.position for e in group if e.position >= 0]
     where = f" @ {_places(places)}" if places else ""
-    tail = "" if before.event is None else f"; the write before: {written(before)}"
+    tail = "" if before.event is None else f"; before: {written(before)}"
     return f"{tokens}{where}{tail}"
 
 

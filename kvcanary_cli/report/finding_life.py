@@ -49,7 +49,7 @@ def _line(event: LifeEvent, finding: Finding) -> str:
     if event.note:
         words.append(f"({event.note})")
     marks = []
-    if event.event == finding.cause_event and event.what not in ("read", "launch", "end"):
+    if event.event == finding.cause_event and event.what not in _NO_CAUSE:
         marks.append("<- cause")
     if event.event == finding.corrupting_event and event.what in _CORRUPTS:
         marks.append("<- corrupts")
@@ -57,6 +57,7 @@ def _line(event: LifeEvent, finding: Finding) -> str:
 
 
 _OF = {"alloc": "to", "match": "for", "end": "of", "row_release": "of", "transfer_begin": "for"}
+_NO_CAUSE = frozenset({"read", "verified", "launch", "end"})
 _CORRUPTS = frozenset({"write", "copy", "map", "accept", "publish", "match"})
 
 
@@ -72,7 +73,8 @@ def freed(facts: FindingFacts) -> Iterator[str]:
     for event in facts.life:
         if event.what != "free":
             continue
-        line = f"by {event.who or '?'} at event {event.event}, {slots_words(event)}"
+        giver = "" if event.who is None else f"by {event.who} "
+        line = f"{giver}at event {event.event}, {slots_words(event)}"
         if event.note:
             line += f": {event.note}"
         held = [e for e in facts.life if e.what == "map" and e.event < event.event and e.slots]
@@ -89,4 +91,5 @@ def reallocated(facts: FindingFacts) -> Iterator[str]:
     for event in facts.life:
         before = [e for e in frees if e.event < event.event and set(e.slots) & set(event.slots)]
         if event.what == "alloc" and before:
-            yield f"to {event.who or '?'} at event {event.event}, {slots_words(event)}"
+            taker = "" if event.who is None else f"to {event.who} "
+            yield f"{taker}at event {event.event}, {slots_words(event)}"
