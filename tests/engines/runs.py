@@ -23,10 +23,12 @@ RUNS: dict[str, dict[str, Any]] = {
     "mixed": {**_LONG, "server_args": {"enable_mixed_chunk": True}},
     "retraction": {
         **_LONG,
-        "gap": 2,
+        "gap": 1,
+        "prompt_tokens": [8, 40],
         "new_tokens": [30, 80],
-        # It admits requests as if they would generate next to nothing.
-        "server_args": {"max_total_tokens": 256, "schedule_conservativeness": 0.05},
+        # Requests that may end early are admitted as if they would generate next to nothing.
+        "ignore_eos": False,
+        "server_args": {"max_total_tokens": 256, "schedule_conservativeness": 0.0},
     },
     "page16": {**_LONG, "server_args": {"page_size": 16, "max_total_tokens": 1024}},
     "overlap": {**_LONG, "server_args": {"disable_overlap_schedule": False}},

@@ -33,6 +33,7 @@ DESCRIPTION: dict[str, Any] = {
     "prefix_families": 4,
     "prompt_tokens": [8, 90],
     "new_tokens": [8, 40],
+    "ignore_eos": True,
     "gap": 3,
     "fault": None,
     "fault_step": 40,
@@ -174,7 +175,9 @@ class Load:
             self.truth = plant(self.run["fault"], self)
         if self.waiting and self.rounds % self.run["gap"] == 0:
             prompt, new_tokens = self.waiting.pop(0)
-            params = SamplingParams(max_new_tokens=new_tokens, temperature=0.0, ignore_eos=True)
+            params = SamplingParams(
+                max_new_tokens=new_tokens, temperature=0.0, ignore_eos=self.run["ignore_eos"]
+            )
             params.normalize(None)
             self.scheduler.process_input_requests(
                 [

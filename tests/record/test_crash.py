@@ -76,7 +76,7 @@ def test_kill_at_random_moments_leaves_readable_traces(
             assert written == list(range(len(written)))
             indices = [event["i"] for event in events(trace)]
             assert indices == list(range(len(indices)))
-            assert not replay(trace).ownership
+        assert not replay(trace).ownership
 
 
 def test_a_full_disk_ends_the_recording_only(tmp_path: Path, engine_env: dict[str, str]) -> None:
