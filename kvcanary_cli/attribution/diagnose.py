@@ -74,7 +74,8 @@ class Diagnosis:
 class Diagnoser:
     """Watches one replay (``replay.watcher.Watcher``)."""
 
-    def __init__(self, header: TraceHeader) -> None:
+    def __init__(self, header: TraceHeader, *, ranks: bool = True) -> None:
+        self._keeps_record = ranks
         self.follower = Follower(header)
         self.record = RankRecord(
             rank_number(header.rank), header.rank["dp"], world=world_size(header.rank)
@@ -120,7 +121,8 @@ class Diagnoser:
             self._sidecars.event(segment, k, row, self._add)
             step = segment.tables[kind].get_int("step", row)
             self._snapshots.take(self.findings, event=int(segment.index[k]), step=step)
-        self.record.event(segment, k, kind, row)
+        if self._keeps_record:
+            self.record.event(segment, k, kind, row)
         self.follower.event(segment, k, kind, row)
         self._snapshots.note_broken_rules()
 
@@ -132,7 +134,8 @@ class Diagnoser:
             follower.pool = self.replay.pool
         self._note_range(forward)
         self._codes = follower.req_codes(forward)
-        self.record.forward(forward)
+        if self._keeps_record:
+            self.record.forward(forward)
         for code, row in zip(self._codes.tolist(), forward.rows.tolist(), strict=True):
             if row:
                 follower.context.row(row).run(code, forward.event)
@@ -538,6 +541,8 @@ def diagnose_trace(
     options: ReplayOptions,
     capacities: Capacities,
     progress: Callable[[], None] | None = None,
+    *,
+    ranks: bool = True,
 ) -> Diagnosis:
     """Replay one trace and explain what it shows.
 
@@ -546,11 +551,12 @@ def diagnose_trace(
         options: What to check.
         capacities: Launch capacities.
         progress: Called after each segment.
+        ranks: Whether to keep what other ranks must have done alike.
 
     Raises:
         InputError: The trace cannot be used.
     """
-    diagnoser = Diagnoser(reader.header)
+    diagnoser = Diagnoser(reader.header, ranks=ranks)
     watcher = None if options.strict_upstream else diagnoser
     replay = Replay(reader.header, options, capacities, watcher)
     diagnoser.replay = replay
@@ -560,7 +566,7 @@ def diagnose_trace(
     return Diagnosis(
         replay=result,
         ownership=tuple(o for o in diagnoser.follower.rules.findings if _wanted(o, diagnoser)),
-        findings=tuple(f for f in diagnoser.findings if _asked_for(f, options)),
+        findings=tuple(f for f in diagnoser.findings if _asked_for(f, replay.options)),
         rank=diagnoser.record,
     )
 
