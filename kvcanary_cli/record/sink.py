@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvcanary.record")
 
 SEAL_INTERVAL_S = 0.8
+#: A server that has nothing to do may be stopped any moment.
+_SEAL_IDLE_S = 0.3
 _POLL_S = 0.1
 #: A ring of two parts keeps between half of what was asked for and all of it.
 _RING_PARTS = 2
@@ -111,7 +113,8 @@ class Sink:
         writer: FolderWriter | None = None
         try:
             writer = self._open()
-            sealed_at, unsealed = time.monotonic(), False
+            sealed_at = written_at = time.monotonic()
+            unsealed = False
             while True:
                 closing = self._closing
                 group = self._take()
@@ -121,9 +124,10 @@ class Sink:
                         writer = self._open()
                     for event in group.events:
                         writer.write_event(event)
-                    unsealed = True
+                    unsealed, written_at = True, time.monotonic()
                 now = time.monotonic()
-                if unsealed and (now - sealed_at >= SEAL_INTERVAL_S or (closing and not group)):
+                due = now - sealed_at >= SEAL_INTERVAL_S or now - written_at >= _SEAL_IDLE_S
+                if unsealed and (due or (closing and group is None)):
                     writer.seal()
                     self._measure(self._parts[-1])
                     sealed_at, unsealed = now, False

@@ -55,5 +55,5 @@ def plant_in_batch(fault: str, load: Load, batch: Any) -> None:
         return
     if truth["req"] in batch.rids:
         at = batch.rids.index(truth["req"])
-        batch.positions[at] += 1
         truth |= {"planted": True, "step": load.forwards, "position": int(batch.positions[at])}
+        batch.positions[at] += 1
