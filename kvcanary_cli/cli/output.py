@@ -115,7 +115,7 @@ class Output:
 
 @contextmanager
 def result_output(path: Path | None, *, quiet: bool = False) -> Iterator[Output]:
-    """An ``Output`` whose result goes to ``path``, whole or not at all; None = stdout.
+    """An ``Output`` whose result goes to ``path``, whole or not at all; None or - = stdout.
 
     The file is written beside its place and renamed at the end, so that a run that fails leaves
     what stood there, even if it was the input.
@@ -123,7 +123,7 @@ def result_output(path: Path | None, *, quiet: bool = False) -> Iterator[Output]
     Raises:
         InputError: It cannot be written.
     """
-    if path is None:
+    if path is None or str(path) == "-":
         yield Output(quiet=quiet)
         return
     special = path.exists() and not path.is_file()

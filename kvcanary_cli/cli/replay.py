@@ -115,6 +115,12 @@ def replay(
             help="Check recorded KV fingerprints; partial and all check the same recorded values."
         ),
     ] = RealDataName.all,
+    v_half: Annotated[
+        bool,
+        typer.Option(
+            "--v-half", help="Check the V half too, where its fingerprints were recorded."
+        ),
+    ] = False,
     sweep_interval: Annotated[
         int | None,
         typer.Option(
@@ -192,6 +198,7 @@ def replay(
         reqs=frozenset(req or ()),
         slots=frozenset(slot or ()),
         strict_upstream=strict_upstream,
+        v_half=v_half,
     )
     with result_output(output, quiet=quiet) as out:
         report = run_replays(
@@ -241,6 +248,11 @@ def _render(
         return
     if log_lines:
         out.write(lines.log_lines(report))
+        silent = [finding.id for finding in report.findings if not finding.violations]
+        if silent:
+            out.note(
+                f"{len(silent)} findings show no violation and so no line: leave out --log-lines"
+            )
         return
     if quiet:
         out.print(replay_text.summary_line(report))

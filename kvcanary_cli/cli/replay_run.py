@@ -13,7 +13,7 @@ from kvcanary_cli.errors import InputError, NothingCheckedError, UsageError
 if TYPE_CHECKING:
     from kvcanary_cli.attribution.report import Report
     from kvcanary_cli.replay.options import ReplayOptions
-    from kvcanary_cli.replay.result import ReplayResult
+    from kvcanary_cli.replay.result import Capacities, ReplayResult
     from kvcanary_cli.trace.reader import TraceReader
 
 
@@ -34,7 +34,6 @@ def run_replays(
     from kvcanary_cli.attribution.diagnose import diagnose_trace
     from kvcanary_cli.attribution.report import Report
     from kvcanary_cli.replay.capacity_limits import parse_capacity_option, with_overrides
-    from kvcanary_cli.serving.trace_capacities import capacities_of_trace
     from kvcanary_cli.trace.reader import open_trace
 
     overrides = {} if capacity is None else parse_capacity_option(capacity)
@@ -42,12 +41,25 @@ def run_replays(
     diagnoses = []
     for path in _expand(paths):
         reader = open_trace(path)
-        stated = capacities_of_trace(reader.header, None if config is None else str(config))
-        capacities = with_overrides(stated, overrides)
+        capacities = with_overrides(_stated_capacities(reader, config, out), overrides)
         with _progress(out, reader) as advance:
             diagnoses.append(diagnose_trace(reader, options, capacities, advance))
-    _check_filters([diagnosis.replay for diagnosis in diagnoses], options)
+    _check_filters([diagnosis.replay for diagnosis in diagnoses], options, out)
     return Report.of(diagnoses)
+
+
+def _stated_capacities(reader: TraceReader, config: Path | None, out: Output) -> Capacities:
+    """Capacities by ``--config``, or by the header, whose faults must not stop the replay."""
+    from kvcanary_cli.replay.capacity_limits import NOT_CHECKED
+    from kvcanary_cli.serving.trace_capacities import capacities_of_trace
+
+    if config is not None:
+        return capacities_of_trace(reader.header, str(config))
+    try:
+        return capacities_of_trace(reader.header, None)
+    except InputError as error:
+        out.warn(f"{reader.name}: {error.message}: capacities are not checked (see --capacity)")
+        return NOT_CHECKED
 
 
 def _expand(paths: list[str]) -> list[str]:
@@ -121,16 +133,35 @@ def _progress(out: Output, reader: TraceReader) -> Iterator[Any]:
         yield lambda: bar.update(task, completed=reader.bytes_read)
 
 
-def _check_filters(results: list[ReplayResult], options: ReplayOptions) -> None:
+def _check_filters(results: list[ReplayResult], options: ReplayOptions, out: Output) -> None:
     """A filter that left nothing to check must not look clean."""
     from kvcanary_cli.replay.result import Verdict
 
     if options.reqs:
         missing = options.reqs - frozenset().union(*(r.request_ids for r in results))
-        if missing == options.reqs:
-            raise NothingCheckedError(
-                f"--req {', '.join(sorted(missing))}: no forward of that request was checked",
-                hint="kvcanary trace info TRACE lists what a trace holds",
-            )
+        _refuse_or_warn(
+            "--req", sorted(missing), len(options.reqs), "no forward of it was checked", out
+        )
+    if options.slots:
+        unseen = options.slots - frozenset().union(*(r.slots_seen for r in results))
+        _refuse_or_warn(
+            "--slot",
+            [str(slot) for slot in sorted(unseen)],
+            len(options.slots),
+            "nothing in the trace writes or names it",
+            out,
+        )
     if options.steps is not None and all(r.verdict == Verdict.NOT_CHECKED for r in results):
         raise NothingCheckedError("--steps: no step of the trace lies in that range")
+
+
+def _refuse_or_warn(option: str, missing: list[str], asked: int, why: str, out: Output) -> None:
+    """Values that name nothing: an error if they are all there is, else a warning."""
+    from kvcanary_cli.report.words import safe
+
+    if not missing:
+        return
+    text = f"{option} {', '.join(map(safe, missing))}: {why}"
+    if len(missing) == asked:
+        raise NothingCheckedError(text, hint="kvcanary trace info TRACE lists what a trace holds")
+    out.warn(text)

@@ -52,16 +52,6 @@ def slot_hash(rows: NDArray[np.int64], slots: NDArray[np.int64]) -> NDArray[np.i
     return as_int64(np.where(slots < 0, HEAD, value))
 
 
-def clean_chain(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """prev_hash of positions 0..n-1 of a request that holds ``tokens`` from position 0 on."""
-    out = np.empty(len(tokens), dtype=np.uint64)
-    h = np.array([HEAD])
-    for position, token in enumerate(tokens):
-        out[position] = h[0]
-        h = step(h, np.array([token]), np.array([position]))
-    return as_int64(out)
-
-
 def as_uint64(x: NDArray[Any]) -> NDArray[np.uint64]:
     return np.ascontiguousarray(x, dtype=np.int64).view(np.uint64)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvcanary_cli.abi.constants import FailReason, LaunchTag, PoolKind
+from kvcanary_cli.abi.constants import NO_EXPECTED_TOKEN, FailReason, LaunchTag, PoolKind
 from kvcanary_cli.errors import KvCanaryError
 from kvcanary_cli.replay import explain
 from kvcanary_cli.replay.explain import LaunchFindings, SeedRows
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from kvcanary_cli.replay.violations import ViolationTable
 
     Ints = NDArray[np.int64]
+    # (group, check) to (launch tag, what it found).
+    _Parts = dict[tuple[int, str], list[tuple[int, LaunchFindings]]]
 
 _CHAIN_ONLY = int(FailReason.VERIFY_CHAIN_HASH_MISMATCH)
 
@@ -55,6 +57,8 @@ class Tally:
 
 UNKNOWN_ROW = "slot holds content from before the recording"
 UNMAPPED = "the request table was not recorded there"
+PADDING_SLOT_READ = "prefix cell holds the padding slot 0, which the canary does not check"
+EVICTED = "not in the SWA pool any more"
 OVERFLOW = "verify plan overflow (KVC-B08)"
 
 
@@ -101,7 +105,9 @@ class Collector:
         self.keeps_plans = False
         self.plan_slots: Ints = np.empty(0, dtype=np.int64)
         self._row_lineage: dict[int, Ints] = {}
-        self._parts: dict[tuple[int, str], list[tuple[int, LaunchFindings]]] = {}
+        self._parts: _Parts = {}
+        # What a ring of the asked-for size would have kept of them.
+        self._ring_parts: _Parts = {}
         self._locs: dict[int, Ints] = {}
         self._seeds: SeedRows | None = None
 
@@ -113,36 +119,65 @@ class Collector:
         count = int(verify_plan.verify_num_valid.item())
         if self.keeps_plans and lane.kind is PoolKind.FULL:
             self.plan_slots = verify_plan.verify_slot_indices[:count].cpu().numpy().copy()
+        self._row_lineage.pop(group_index, None)
         if self.drop_overflow is not None and count > self.drop_overflow:
             verify_plan.enable.zero_()
-            self._tally.skip(OVERFLOW, count)
-            return
-        if self.active:
-            self._tally.entries_verified += count
-            tokens = verify_plan.verify_expected_tokens[:count]
-            self._tally.token_entries += int((tokens != -1).sum())
-        self._row_lineage.pop(group_index, None)
-        if not (self._partial_table or lane.any_unlinked or lane.unknown is not None):
+            self._skip(OVERFLOW, count)
+            self._start_lineages(group_index, lane, write_plan)
             return
         slots = verify_plan.verify_slot_indices[:count]
         prevs = verify_plan.verify_prev_slot_indices[:count]
         host_slots, host_prevs = slots.cpu().numpy(), prevs.cpu().numpy()
-        mask = lane.says_nothing(host_slots, host_prevs)
-        self._tally.chain_unlinked += int(mask.sum())
-        prevs[_mask(mask, prevs)] = 0
-        unmapped = int((host_slots == 0).sum()) if self._partial_table else 0
-        skipped = unmapped
+        checked = host_slots != 0
+        unread = int((~checked).sum())
+        # The canary passes over the padding slot whatever a cell names it for.
+        self._skip(self._slot_zero_reason(lane), unread)
+        proposed = self._proposed(lane, host_slots, verify_plan, count)
+        if proposed is not None:
+            verify_plan.verify_expected_tokens[:count][_mask(proposed, slots)] = NO_EXPECTED_TOKEN
+        if self._partial_table or lane.any_unlinked or lane.unknown is not None:
+            mask = lane.says_nothing(host_slots, host_prevs)
+            if self.active:
+                self._tally.chain_unlinked += int(mask.sum())
+            prevs[_mask(mask, prevs)] = 0
         if lane.unknown is not None:
-            mask = lane.unknown[host_slots] & (host_slots != 0)
+            mask = lane.unknown[host_slots] & checked
             slots[_mask(mask, slots)] = 0
             unknown_prev = (host_prevs > 0) & lane.unknown[np.maximum(host_prevs, 0)]
             prevs[_mask(unknown_prev, prevs)] = 0
-            skipped += int(mask.sum())
+            checked &= ~mask
+            self._skip(UNKNOWN_ROW, int(mask.sum()))
         if self.active:
-            self._tally.entries_verified -= skipped
-            self._tally.skip(UNMAPPED, unmapped)
-            self._tally.skip(UNKNOWN_ROW, skipped - unmapped)
+            tokens = verify_plan.verify_expected_tokens[:count].cpu().numpy()
+            self._tally.entries_verified += int(checked.sum())
+            self._tally.token_entries += int((checked & (tokens != NO_EXPECTED_TOKEN)).sum())
         self._start_lineages(group_index, lane, write_plan)
+
+    def _proposed(
+        self, lane: Lane, slots: Ints, plan: VerifyPlan, count: int
+    ) -> NDArray[np.bool_] | None:
+        """Entries of an inner draft step that hold what an earlier inner step proposed.
+
+        They stand past the committed length; their tokens may be rejected later, and are no error.
+        """
+        forward = self.forward
+        if lane.proposal is None or forward is None or not forward.is_draft:
+            return None
+        if not forward.mode.is_decode_or_idle:
+            return None
+        committed = np.repeat(forward.seq_lens, forward.prefix)
+        positions = plan.verify_expected_positions[:count].cpu().numpy()
+        proposed: NDArray[np.bool_] = lane.proposal[slots] & (positions >= committed)
+        return proposed
+
+    def _slot_zero_reason(self, lane: Lane) -> str:
+        if self._partial_table:
+            return UNMAPPED
+        return EVICTED if lane.kind is PoolKind.SWA else PADDING_SLOT_READ
+
+    def _skip(self, reason: str, count: int) -> None:
+        if self.active:
+            self._tally.skip(reason, count)
 
     def _start_lineages(self, group_index: int, lane: Lane, write_plan: WritePlan) -> None:
         """Let rows that follow unknown content begin a chain of their own."""
@@ -233,15 +268,12 @@ class Collector:
                 "disagree",
                 hint="rerun with --backend reference, and report this trace",
             )
+        _file(self._parts, endpoint, found)
         if self._ring_room is not None:
             kept = min(self._ring_room, count)
             self.ring_lost += count - kept
             self._ring_room -= kept
-            found = explain.first_rows(found, kept)
-        for part in found:
-            if len(part.index):
-                key = (endpoint.group_index, part.check)
-                self._parts.setdefault(key, []).append((int(endpoint.tag), part))
+            _file(self._ring_parts, endpoint, explain.first_rows(found, kept))
 
     # The driver's side.
 
@@ -273,20 +305,28 @@ class Collector:
     def _tokens_in_use(self) -> int:
         return 0 if self.forward is None else len(self.forward.token_row)
 
-    def emit(self) -> int:
-        """Turn what was collected into violations; how many they are."""
+    def emit(self) -> list[ViolationChunk]:
+        """Turn what was collected into violations.
+
+        Returns:
+            All of them; the table gets those that the ring kept.
+        """
         if self.forward is not None and self.forward.tree is not None and self.active:
             self._check_tree(self.forward)
-        added = 0
-        for group_index, lane in enumerate(self._lanes):
-            for check in (VERIFY, INPUT_ASSERT, CHAIN_POSITION):
-                parts = self._parts.get((group_index, check))
-                if parts:
-                    chunk = self._chunk(lane, parts)
-                    self._table.add(chunk)
-                    added += len(chunk)
+        found = self._chunks(self._parts)
+        for chunk in found if self._ring_room is None else self._chunks(self._ring_parts):
+            self._table.add(chunk)
         self._parts.clear()
-        return added
+        self._ring_parts.clear()
+        return found
+
+    def _chunks(self, parts: _Parts) -> list[ViolationChunk]:
+        return [
+            self._chunk(lane, parts[group_index, check])
+            for group_index, lane in enumerate(self._lanes)
+            for check in (VERIFY, INPUT_ASSERT, CHAIN_POSITION)
+            if (group_index, check) in parts
+        ]
 
     def _check_tree(self, forward: Forward) -> None:
         """A tree node belongs one position after its parent, which the linear assert cannot see."""
@@ -314,7 +354,8 @@ class Collector:
             base = 6 if lane.kind is PoolKind.SWA else 0
             for tag in (LaunchTag.HEAD_K_FULL, LaunchTag.TAIL_K_FULL):
                 key = (group_index, CHAIN_POSITION)
-                self._parts.setdefault(key, []).append((base + tag, found))
+                for parts in (self._parts, self._ring_parts):
+                    parts.setdefault(key, []).append((base + tag, found))
 
     def _chunk(self, lane: Lane, parts: list[tuple[int, LaunchFindings]]) -> ViolationChunk:
         found, tags = explain.merge(parts)
@@ -376,3 +417,11 @@ def _mask(mask: NDArray[np.bool_], like: torch.Tensor) -> torch.Tensor:
     import torch
 
     return torch.from_numpy(mask).to(like.device)
+
+
+def _file(parts: _Parts, endpoint: Endpoint, found: list[LaunchFindings]) -> None:
+    """Put a launch's findings with those of the other launches over the same entries."""
+    for part in found:
+        if len(part.index):
+            key = (endpoint.group_index, part.check)
+            parts.setdefault(key, []).append((int(endpoint.tag), part))

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from kvcanary_cli.replay.coverage import blind_to
 from kvcanary_cli.replay.result import Coverage, ReplayResult, TraceSummary, Verdict
-from kvcanary_cli.replay.violations import ViolationTable
 
 if TYPE_CHECKING:
     from kvcanary_cli.replay.driver import Replay
@@ -18,8 +15,9 @@ if TYPE_CHECKING:
 def conclude(replay: Replay, reader: TraceReader) -> ReplayResult:
     """What was found, after ``run``."""
     options = replay.options
+    violations = replay.violations
     if options.reqs or options.slots:
-        replay.violations = filtered(replay.violations, options.reqs, options.slots)
+        violations = violations.select(options.reqs, options.slots)
     notes = reader.notes
     lost = notes.lost_events + sum(torn.events or 0 for torn in notes.torn)
     tally = replay.tally
@@ -59,7 +57,10 @@ def conclude(replay: Replay, reader: TraceReader) -> ReplayResult:
         device=replay.backend.device,
         capacities=replay.capacities,
         capacity_violations=tuple(replay.findings),
-        violations=replay.violations,
+        violations=violations,
+        slots_seen=_slots_seen(replay),
+        filters=_filters(replay),
+        filtered_out=len(replay.violations) - len(violations),
         coverage=coverage,
         verdict=_verdict(replay),
         kernel_counters={
@@ -79,9 +80,18 @@ def _verdict(replay: Replay) -> str:
         return Verdict.CORRUPT
     if replay.findings:
         return Verdict.CAPACITY
-    if not replay.checked_forwards and not replay.sweeps:
+    if not _was_checked(replay):
         return Verdict.NOT_CHECKED
     return Verdict.CLEAN
+
+
+def _was_checked(replay: Replay) -> bool:
+    """Whether any check was made at all: a verdict of clean must rest on something."""
+    tally = replay.tally
+    if tally.entries_verified or tally.sweep_entries:
+        return True
+    # Rows that read nothing are sound as far as they go, if the table was there to be read.
+    return bool(tally.entries_written) and "map" in replay.header.records
 
 
 def _own_notes(replay: Replay) -> list[str]:
@@ -90,8 +100,14 @@ def _own_notes(replay: Replay) -> list[str]:
         "(KVC-R11)"
         for mode, count in replay.unsupported.items()
     ]
-    if replay.skipped_layers:
-        notes.append(f"{replay.skipped_layers} fingerprints of further layers were not compared")
+    for what, number in replay.uncompared.items():
+        hint = " (--v-half compares them)" if what == "the V half" else ""
+        notes.append(f"{number} KV fingerprints of {what} were not compared{hint}")
+    if replay.slots_copied_unknown:
+        notes.append(
+            f"{replay.slots_copied_unknown} slots received copied content that the trace does not "
+            "show: it is not judged"
+        )
     if replay.skipped_sweeps:
         notes.append(
             f"{replay.skipped_sweeps} sweeps did not run: without the alloc family it is not "
@@ -120,16 +136,28 @@ def _own_notes(replay: Replay) -> list[str]:
     return notes
 
 
-def filtered(table: ViolationTable, reqs: frozenset[str], slots: frozenset[int]) -> ViolationTable:
-    """The violations of these requests and slots; an empty set lets all pass."""
-    out = ViolationTable()
-    out.requests, out._codes = table.requests, table._codes
-    codes = [code for code, req in enumerate(table.requests) if req in reqs]
-    for chunk in table.chunks:
-        mask = np.ones(len(chunk), dtype=np.bool_)
-        if reqs:
-            mask &= np.isin(chunk.columns["req"], codes)
-        if slots:
-            mask &= np.isin(chunk.columns["slot"], list(slots))
-        out.add(chunk.select(mask))
-    return out
+def _slots_seen(replay: Replay) -> frozenset[int]:
+    """Slots asked for that a lane wrote or the request table names."""
+    seen = set()
+    for slot in replay.options.slots:
+        written = any(
+            0 <= slot < lane.num_slots and lane.written_at[slot] > 0
+            for lane in replay.pool.lanes.values()
+        )
+        if written or (slot > 0 and bool((replay.pool.table == slot).any())):
+            seen.add(slot)
+    return frozenset(seen)
+
+
+def _filters(replay: Replay) -> tuple[str, ...]:
+    """What the report is limited to, in words."""
+    options = replay.options
+    out = []
+    if options.steps is not None:
+        first, last = ("" if bound is None else str(bound) for bound in options.steps)
+        out.append(f"steps {first}:{last}")
+    if options.reqs:
+        out.append("requests " + ", ".join(sorted(options.reqs)))
+    if options.slots:
+        out.append("slots " + ", ".join(map(str, sorted(options.slots))))
+    return tuple(out)

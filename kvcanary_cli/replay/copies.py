@@ -105,6 +105,11 @@ class Tiers:
             kv = stored.kv | {half: (value, True)}
             self._slots[pool, slot] = replace(stored, kv=kv)
 
+    def drop(self, pool: str) -> None:
+        """Forget a pool that only passes content on."""
+        for key in [key for key in self._slots if key[0] == pool]:
+            del self._slots[key]
+
     def copy(self, src_pool: str, src: Ints, dst_pool: str, dst: Ints) -> None:
         """Between two pools off the device."""
         moved = [self._slots.get((src_pool, slot)) for slot in src.tolist()]
@@ -230,12 +235,14 @@ def apply_copy(
             lane.copy(src, dst, canary=canary)
             return 0
         tiers.save(origin, src, BETWEEN_POOLS, dst, canary=canary)
-        return len(tiers.load(BETWEEN_POOLS, dst, lane, dst, canary=canary))
-    if origin is not None:
+        src_pool, src = BETWEEN_POOLS, dst
+    elif origin is not None:
         tiers.save(origin, src, dst_pool, dst, canary=canary)
         return 0
     if lane is not None:
         lost = tiers.load(src_pool, src, lane, dst, canary=canary)
+        if src_pool == BETWEEN_POOLS:
+            tiers.drop(BETWEEN_POOLS)
         if not canary:
             return 0
         lane.forget(lost)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvcanary_cli.backends import get_backend
-from kvcanary_cli.capacities.checks import check_plan_rows
+from kvcanary_cli.capacities.checks import CapacityViolation, check_plan_rows
 from kvcanary_cli.replay import copies, cut_restore
 from kvcanary_cli.replay.capacity_limits import NOT_CHECKED, for_manager
 from kvcanary_cli.replay.collector import Tally
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvcanary_cli.replay.lanes import Lane
+    from kvcanary_cli.replay.violations import ViolationChunk
     from kvcanary_cli.replay.watcher import Watcher
     from kvcanary_cli.trace.header import TraceHeader
     from kvcanary_cli.trace.reader import TraceReader
@@ -87,9 +88,10 @@ class Replay:
         self.requests: set[str] = set()
         self.requests_checked: set[str] = set()
         self.stopped_at_step: int | None = None
-        self.notes: list[str] = []
         self.unsupported: dict[str, int] = {}
-        self.skipped_layers = self.skipped_sweeps = 0
+        self.skipped_sweeps = 0
+        self.slots_copied_unknown = 0
+        self.uncompared: dict[str, int] = {}
         self.kv_layer: int | None = None
         self._last_step: int | None = None
         self._past: dict[tuple[str, int | None], bool] = {}
@@ -135,6 +137,7 @@ class Replay:
         handlers = [self._handlers.get(name) for name in names]
         kinds, rows = segment.kind.tolist(), segment.row.tolist()
         for k, (kind, row) in enumerate(zip(kinds, rows, strict=True)):
+            self.events += 1
             if self._waiting and not self._belongs_behind(segment, names[kind], row):
                 self.flush_forwards()
             if self._sweep_due is not None and names[kind] not in self._passive:
@@ -144,7 +147,6 @@ class Replay:
             handler = handlers[kind]
             if handler is not None:
                 handler(segment, k, row)
-        self.events += len(kinds)
 
     @property
     def _waiting(self) -> bool:
@@ -198,8 +200,8 @@ class Replay:
             self.unsupported[mode] = self.unsupported.get(mode, 0) + 1
             return
         forward = read_forward(segment, k)
-        self._count(forward)
         self._stop_if_all_past(forward)
+        self._count(forward)
         for table_row, req in zip(forward.rows.tolist(), forward.reqs, strict=True):
             if req is not None:
                 self.requests.add(req)
@@ -242,7 +244,7 @@ class Replay:
             self.steps += 1
             self._last_step = forward.step
 
-    def _note_capacity(self, forward: Forward, overflows: list) -> None:  # type: ignore[type-arg]
+    def _note_capacity(self, forward: Forward, overflows: list[CapacityViolation]) -> None:
         if self.capacities.write_req is not None and not self.findings:
             rows = check_plan_rows(write_req_capacity=self.capacities.write_req)
             overflows = [rows, *overflows] if rows is not None else overflows
@@ -265,10 +267,9 @@ class Replay:
         if forward is None:
             return
         self._keep_kv(worker, forward)
-        before = len(self.violations.chunks)
         found = worker.finish()
         if self.watcher is not None:
-            self.watcher.finished(forward, self.violations.chunks[before:])
+            self.watcher.finished(forward, found)
         self._stop_if_raising(found, forward.step)
         interval = self.options.sweep_interval
         if interval and worker.worker == TARGET and not self.options.strict_upstream:
@@ -277,7 +278,7 @@ class Replay:
                 self._sweep(forward.step, forward.event)
             self._outer_steps += 1
 
-    def _stop_if_raising(self, found: int, step: int) -> None:
+    def _stop_if_raising(self, found: list[ViolationChunk], step: int) -> None:
         if found and self.options.mode is Mode.RAISE:
             self.stopped_at_step = step
             raise _Stop
@@ -301,10 +302,9 @@ class Replay:
             return
         entries = self.pool.prefixes.entries()
         self.sweeps += 1
-        before = len(self.violations.chunks)
         found = self.worker(TARGET).sweep(entries, self.pool.lut, step=step, event=event)
         if self.watcher is not None:
-            self.watcher.swept(step, event, self.violations.chunks[before:])
+            self.watcher.swept(step, event, found)
         self._stop_if_raising(found, step)
 
     # Fingerprints.
@@ -323,17 +323,18 @@ class Replay:
         slots, hashes = table.get_ints("slots", row), table.get_ints("hash", row)
         assert slots is not None
         assert hashes is not None
-        self.kv_hashes += len(slots)
         phase = segment.text("kv_hash", "phase", row)
         step = table.get_int("step", row) or 0
         pool = segment.text("kv_hash", "pool", row)
         half = segment.text("kv_hash", "half", row) or "k"
         if pool is not None and not copies.is_device_pool(pool):
             if self._is_compared(table.get_int("layer", row)):
+                self.kv_hashes += len(slots)
                 self.tiers.set_prints(pool, half, *_last_of_each(slots, hashes))
             return
         place = self._lane_index(pool)
         if place is None:
+            self._leave_out("the SWA pool", slots)
             return
         worker, lane = place
         waiting = worker.pending
@@ -344,15 +345,21 @@ class Replay:
         if phase == "sweep" and recorded:
             self._sweep_due = (step, int(segment.index[k]))
         if not self._is_compared(table.get_int("layer", row)):
-            self.skipped_layers += len(slots)
+            self._leave_out("further layers", slots)
             return
         if half not in worker.lanes[lane].kv:
+            if self.check_kv:
+                self._leave_out(f"the {half.upper()} half", slots)
             return
+        self.kv_hashes += len(slots)
         slots, hashes = _last_of_each(slots, hashes)
         if is_after:
             worker.note_after_hash(lane, half, slots, hashes)
         else:
             worker.adopt(lane, half, slots, hashes)
+
+    def _leave_out(self, what: str, slots: Ints) -> None:
+        self.uncompared[what] = self.uncompared.get(what, 0) + len(slots)
 
     def _is_compared(self, layer: int | None) -> bool:
         """Whether fingerprints of ``layer`` count: those of the first layer seen do."""
@@ -384,11 +391,9 @@ class Replay:
 
     def _copy(self, segment: Segment, k: int, row: int) -> None:
         self.flush_forwards()
-        lost = copies.apply_copy(
+        self.slots_copied_unknown += copies.apply_copy(
             segment, row, lane_of=self._lane, tiers=self.tiers, histories=self.pool.histories
         )
-        if lost:
-            self.tally.skip("copied from content that the trace does not show (slots)", lost)
 
     def _lane(self, pool: str) -> Lane | None:
         """Lane of a device pool, None for other pools and for a lane that is not checked."""

@@ -37,6 +37,7 @@ class Forward:
         true_positions: [len(token_row)] position at which each token belongs.
         input_ids: [num_tokens] on the host, 0 where tokens were not recorded.
         positions, out_cache_loc: [num_tokens] on the host.
+        seq_lens: [bs] on the host.
         recorded_row: [bs] where each row stood in the recorded batch.
         namespaces: [bs] namespace of each row, None if none were recorded.
         batch: For the manager, which may move it to a device.
@@ -58,6 +59,7 @@ class Forward:
     input_ids: Ints
     positions: Ints
     out_cache_loc: Ints
+    seq_lens: Ints
     recorded_row: Ints
     namespaces: list[str | None] | None
     batch: ForwardBatch
@@ -193,6 +195,7 @@ def read_forward(segment: Segment, k: int) -> Forward:
         input_ids=input_ids,
         positions=positions,
         out_cache_loc=batch.out_cache_loc.numpy(),
+        seq_lens=batch.seq_lens.numpy(),
         recorded_row=order.of_rows(np.arange(len(table.columns["reqs"].span(row)), dtype=np.int64)),
         namespaces=namespaces,
         batch=batch,

@@ -35,6 +35,8 @@ class Lane:
         lineage: [num_slots] int32, or None: the beginning that the slot's chain value descends
             from, 0 = a chain head. A row that was written behind unknown content starts a lineage
             of its own; links between two lineages say nothing.
+        proposal: [num_slots] bool, or None: last written by an inner draft step, whose tokens are
+            proposals.
         written_at: [num_slots] int32, serial number of the last write, 0 = never.
     """
 
@@ -75,6 +77,7 @@ class Lane:
         self.unknown = np.ones(num_slots, dtype=np.bool_) if starts_mid_run else None
         self.lineage: NDArray[np.int32] | None = None
         self._lineages = 0
+        self.proposal: NDArray[np.bool_] | None = None
         self.written_at = np.zeros(num_slots, dtype=np.int32)
         self._serial = 0
 
@@ -109,6 +112,14 @@ class Lane:
             self.unlinked[slots] = False
         if self.lineage is not None:
             self.lineage[slots] = 0
+        if self.proposal is not None:
+            self.proposal[slots] = False
+
+    def note_proposed(self, slots: NDArray[np.int64]) -> None:
+        """The tokens written to ``slots`` are proposals."""
+        if self.proposal is None:
+            self.proposal = np.zeros(self.num_slots, dtype=np.bool_)
+        self.proposal[slots] = True
 
     def new_lineage(self) -> int:
         """Number of a chain whose beginning is unknown."""

@@ -49,6 +49,7 @@ class PrefixIndex:
             row: Table row of the request that published it: where it holds these slots they have
                 their positions from. None = the slots start at position 0.
         """
+        self.unpublish(entry)
         if not len(slots):
             return
         start, first_prev = 0, -1
@@ -72,6 +73,7 @@ class PrefixIndex:
 
         Slots in ``gone`` are places only: the tree has given them back.
         """
+        self.unpublish(entry)
         if not len(slots):
             return
         prev_slots = np.empty(len(slots), dtype=np.int64)

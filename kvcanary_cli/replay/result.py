@@ -119,6 +119,9 @@ class ReplayResult:
         kernel_counters: Worker to launches per tag [12] (specification 1.12).
         slot_counters: Worker to entries per tag [12].
         request_ids: Requests of the forwards that were checked.
+        slots_seen: Those of the slots asked for that hold anything or are named by the table.
+        filters: What the report is limited to, in words.
+        filtered_out: Violations outside the filters.
         diagnosed: Whether a watcher looked for owners and causes.
         ring_lost: Violations beyond ``--ring-capacity``, not in ``violations``.
     """
@@ -134,6 +137,9 @@ class ReplayResult:
     kernel_counters: dict[str, tuple[int, ...]]
     slot_counters: dict[str, tuple[int, ...]]
     request_ids: frozenset[str] = frozenset()
+    slots_seen: frozenset[int] = frozenset()
+    filters: tuple[str, ...] = ()
+    filtered_out: int = 0
     ring_lost: int = 0
     diagnosed: bool = False
 

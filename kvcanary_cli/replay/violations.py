@@ -158,6 +158,19 @@ class ViolationTable:
         if len(chunk):
             self.chunks.append(chunk)
 
+    def select(self, reqs: frozenset[str], slots: frozenset[int]) -> ViolationTable:
+        """The violations of these requests and slots; an empty set lets all pass."""
+        out = ViolationTable(requests=self.requests, _codes=self._codes)
+        codes = [code for code, req in enumerate(self.requests) if req in reqs]
+        for chunk in self.chunks:
+            mask = np.ones(len(chunk), dtype=np.bool_)
+            if reqs:
+                mask &= np.isin(chunk.columns["req"], codes)
+            if slots:
+                mask &= np.isin(chunk.columns["slot"], list(slots))
+            out.add(chunk.select(mask))
+        return out
+
     def __iter__(self) -> Iterator[Violation]:
         for chunk in self.chunks:
             for k in range(len(chunk)):

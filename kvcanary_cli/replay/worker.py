@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kvcanary_cli.replay.lanes import Lane
     from kvcanary_cli.replay.options import ReplayOptions
     from kvcanary_cli.replay.prefixes import SweepEntries
-    from kvcanary_cli.replay.violations import ViolationTable
+    from kvcanary_cli.replay.violations import ViolationChunk, ViolationTable
 
     Ints = NDArray[np.int64]
 
@@ -244,11 +244,11 @@ class WorkerCanary:
         if not wrote.all():
             self._late.append((lane_index, half, slots[~wrote], hashes[~wrote]))
 
-    def finish(self) -> int:
-        """Verify and write the TAIL rows of the pending forward; how many violations it had."""
+    def finish(self) -> list[ViolationChunk]:
+        """Verify and write the TAIL rows of the pending forward; the violations that it had."""
         forward = self.pending
         if forward is None:
-            return 0
+            return []
         written = [self.collector.written_slots(index) for index in range(len(self.lanes))]
         for index, lane in enumerate(self.lanes):
             for half, kv in lane.kv.items():
@@ -267,6 +267,8 @@ class WorkerCanary:
         for index, lane in enumerate(self.lanes):
             lane.note_written(written[index])
             self.collector.note_lineage(index)
+            if forward.is_draft and forward.mode.is_decode_or_idle:
+                lane.note_proposed(written[index])
             if forward.tree is not None:
                 lane.unlink(self._loose_nodes(index, forward))
             if self.collector.active:
@@ -289,7 +291,13 @@ class WorkerCanary:
 
     def _raise_on_fault(self, forward: Forward) -> None:
         try:
-            self.state.raise_on_fault(lut_len=len(self._table), num_slots=self.lanes[0].num_slots)
+            self.state.raise_on_fault(
+                lut_len=self.lanes[0].num_slots + 1,
+                num_slots=min(lane.num_slots for lane in self.lanes),
+                rows=self._table.shape[0],
+                row_len=self._table.shape[1],
+                num_tokens=len(forward.positions),
+            )
         except ValueError as error:
             raise InputError(
                 f"event i={forward.event} (step {forward.step}): "
@@ -315,15 +323,19 @@ class WorkerCanary:
             set_rows(tail, fresh, rows)
             kv.unhashed[fresh] = False
 
-    def sweep(self, entries: SweepEntries, lut: Ints | None, *, step: int, event: int) -> int:
-        """Verify what the prefix index holds in every lane; how many violations there were."""
+    def sweep(
+        self, entries: SweepEntries, lut: Ints | None, *, step: int, event: int
+    ) -> list[ViolationChunk]:
+        """Verify what the prefix index holds in every lane; the violations."""
         collector = self.collector
         collector.active, collector.forward, collector.sweep = True, None, (step, event)
         for endpoint in self._sweeps:
             lane = self.lanes[endpoint.group_index]
             plan = self._sweep_plan(lane, entries, lut)
             endpoint.launch_sweep(plan, collector)
-            self._tally.sweep_entries += len(entries.slots)
+            self._tally.sweep_entries += int(
+                (plan.verify_slot_indices[: len(entries.slots)] != 0).sum()
+            )
         return collector.emit()
 
     def _sweep_plan(self, lane: Lane, entries: SweepEntries, lut: Ints | None) -> VerifyPlan:

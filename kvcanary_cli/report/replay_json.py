@@ -207,6 +207,8 @@ def coverage_dict(coverage: Coverage, result: ReplayResult) -> dict[str, Any]:
         "sweep_entries": coverage.sweep_entries,
         "lost_events": coverage.lost_events,
         "ring_lost": result.ring_lost,
+        "filters": list(result.filters),
+        "filtered_out": result.filtered_out,
         "stopped_at_step": coverage.stopped_at_step,
         "checks": {
             "capacities": result.capacities.known,
@@ -231,6 +233,7 @@ _SUMMED = (
     "sweep_entries",
     "lost_events",
     "ring_lost",
+    "filtered_out",
 )
 
 
@@ -250,6 +253,7 @@ def _merged(results: Sequence[ReplayResult]) -> dict[str, Any]:
     out["stopped_at_step"] = next(
         (c["stopped_at_step"] for c in each if c["stopped_at_step"] is not None), None
     )
+    out["filters"] = each[0]["filters"]
     out["checks"] = {name: all(c["checks"][name] for c in each) for name in each[0]["checks"]}
     out["notes"] = [
         f"{result.trace.path}: {note}"

@@ -86,16 +86,25 @@ def summary_line(report: Report) -> Text:
     overflows = sum(len(result.capacity_violations) for result in results)
     steps = sum(result.coverage.steps for result in results)
     entries = sum(result.coverage.entries_verified for result in results)
+    ownership = sum(len(diagnosis.ownership) for diagnosis in report.traces)
     facts = [
+        count(len(report.findings), "finding"),
         count(violations, "violation"),
         count(overflows, "capacity violation"),
         f"{count(steps, 'step')} and {count(entries, 'entry', 'entries')} checked",
     ]
     first = min((v.step for r in results for v in r.violations.chunks), default=None)
     if first is not None:
-        facts.insert(1, f"first at step {first}")
+        facts.insert(2, f"first at step {first}")
+    if ownership:
+        facts.insert(-2, count(ownership, "broken ownership rule"))
     if len(results) > 1:
         facts.append(f"{len(results)} traces")
+    if results[0].filters:
+        others = sum(result.filtered_out for result in results)
+        facts.append(
+            f"only {'; '.join(results[0].filters)}: {count(others, 'violation')} elsewhere"
+        )
     word = verdict.upper().replace("_", " ")
     return Text(f"SUMMARY: kvcanary replay: {word}: {', '.join(facts)}", style=_STYLE[verdict])
 
@@ -128,6 +137,8 @@ def _header(result: ReplayResult) -> Text:
         _line("BACKEND", f"{result.backend} on {result.device}"),
         _line("CAPACITIES", safe(limits)),
     ]
+    if result.filters:
+        lines.append(_line("FILTER", safe("; ".join(result.filters))))
     lines += [_line("", safe(note)) for note in capacities.notes]
     return Text("\n".join(lines), overflow="fold")
 

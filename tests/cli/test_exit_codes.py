@@ -45,6 +45,10 @@ CLEAN = "examples/vllm_clean.kvtrace"
         (["replay", S01, "--config", "no/such.yaml"], 4),
         (["replay", S01, "--steps", "100:"], 5),
         (["replay", S01, "--req", "nobody"], 5),
+        (["replay", S01, "--slot", "14"], 5),
+        (["replay", S01, "--slot", "99999999"], 5),
+        (["replay", S01, "--slot=-3"], 5),
+        (["replay", S01, "-o", "/dev/full"], 4),
         (["replay", S01, "-o", "/no/such/folder/out.txt"], 4),
     ],
 )

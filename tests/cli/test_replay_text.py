@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 S01 = "tests/data/scenarios/S01_use_after_free.jsonl"
 SUMMARY = re.compile(
     r"^SUMMARY: kvcanary replay: (CLEAN|CORRUPT|CAPACITY|NOT CHECKED): "
-    r"[\d,]+ violations?(, first at step \d+)?, [\d,]+ capacity violations?, "
-    r"[\d,]+ steps? and [\d,]+ (entry|entries) checked(, \d+ traces)?$"
+    r"[\d,]+ findings?, [\d,]+ violations?(, first at step \d+)?"
+    r"(, [\d,]+ broken ownership rules?)?, [\d,]+ capacity violations?, "
+    r"[\d,]+ steps? and [\d,]+ (entry|entries) checked(, \d+ traces)?"
+    r"(, only .*: [\d,]+ violations? elsewhere)?$"
 )
 
 
@@ -67,6 +69,28 @@ def test_log_lines_are_the_servers(run: Run, snapshot: SnapshotAssertion) -> Non
     ran = run("replay", S01, "--log-lines")
     assert ran.out == snapshot
     assert len(ran.out.splitlines()) == 8  # 4 violations, each seen by HEAD and TAIL
+
+
+def test_a_filter_is_told_and_what_it_leaves_out(run: Run) -> None:
+    ran = run("replay", S01, "--slot", "1")
+    assert ran.code == 0
+    assert "FILTER      slots 1" in ran.out
+    assert ran.out.splitlines()[-1].endswith("only slots 1: 4 violations elsewhere")
+    data = json.loads(run("replay", S01, "--slot", "5", "--format", "json").out)
+    assert data["coverage"]["filters"] == ["slots 5"]
+    assert (len(data["violations"]), data["coverage"]["filtered_out"]) == (1, 3)
+
+
+def test_a_filter_that_names_nothing_beside_one_that_does_is_warned_of(run: Run) -> None:
+    ran = run("replay", S01, "--req", "B", "--req", "nobody")
+    assert ran.code == 1
+    assert "warning: --req nobody" in ran.err
+
+
+def test_log_lines_say_what_they_cannot_show(run: Run) -> None:
+    ran = run("replay", "tests/data/scenarios/S20_key_aliasing.jsonl", "--log-lines")
+    assert (ran.code, ran.out) == (1, "")
+    assert "1 findings show no violation" in ran.err
 
 
 def test_only_the_summary_when_quiet(run: Run) -> None:

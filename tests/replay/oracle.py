@@ -43,6 +43,7 @@ class Cell(NamedTuple):
 class LaneModel:
     cells: dict[int, Cell] = field(default_factory=dict)
     loose: set[int] = field(default_factory=set)
+    proposed: set[int] = field(default_factory=set)
     bytes: dict[int, int] = field(default_factory=dict)
 
 
@@ -190,6 +191,7 @@ class Oracle:
                 {
                     "req": req,
                     "prefix": prefix,
+                    "committed": seq_len if draft and mode == "DECODE" else None,
                     "cells": table | dict(enumerate(as_read)),
                     "tokens": event["input_ids"][where],
                     "positions": positions,
@@ -224,6 +226,9 @@ class Oracle:
                 prev = self._translate(kind, row["cells"].get(position - 1, 0))
             link = self.HEAD if prev < 0 else self.chain(lane.cells.get(prev, Cell()))
             token = known.get(position + (worker == "draft"))
+            if row["committed"] is not None and position >= row["committed"]:
+                # Past the committed length stand proposals, unless nobody proposed there yet.
+                token = None if slot in lane.proposed else token
             reasons = []
             if prev != 0 and slot not in lane.loose and cell.chain != link:
                 reasons.append("verify_chain_hash")
@@ -273,6 +278,9 @@ class Oracle:
             last_position = position
             lane.cells[slot] = Cell(token, position, chain, 0 if after is None else after.get(slot))
             lane.loose.discard(slot)
+            lane.proposed.discard(slot)
+            if row["committed"] is not None:
+                lane.proposed.add(slot)
             if row["parents"] is not None and row["parents"][k] != k - 1:
                 lane.loose.add(slot)
             chain = self.chain(lane.cells[slot])

@@ -151,15 +151,18 @@ def _one_forward(tokens: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("events", "capacities", "verdict"),
+    ("records", "events", "capacities", "verdict"),
     [
-        (_one_forward(2), UNCHECKED, "clean"),
-        (_one_forward(2), TIGHT, "capacity"),
-        ([], UNCHECKED, "not_checked"),
+        (["forward", "map"], _one_forward(2), UNCHECKED, "clean"),
+        (["forward"], _one_forward(2), UNCHECKED, "not_checked"),
+        (["forward"], _one_forward(2), TIGHT, "capacity"),
+        (["forward", "map"], [], UNCHECKED, "not_checked"),
     ],
 )
-def test_verdicts(events: list[dict[str, Any]], capacities: Capacities, verdict: str) -> None:
-    head = header(records=["forward"])
+def test_verdicts(
+    records: list[str], events: list[dict[str, Any]], capacities: Capacities, verdict: str
+) -> None:
+    head = header(records=records)
     found = _json(_report([MemoryReader(head, events)], capacities))
     assert found["verdict"] == verdict
     assert not found["violations"]
