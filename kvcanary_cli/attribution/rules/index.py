@@ -22,6 +22,9 @@ class IndexFacts(Facts):
         if writes.foreign[slot]:
             meant = int(writes.batch_row[slot])
             return self._mislanded(damage, meant, wrote, self.writer(damage))
+        if damage.kv_only:
+            # The row is the right one, only its bytes changed: the translation led there rightly.
+            return None
         if damage.full_writes is not None and full > 0:
             written = int(damage.full_writes.event[full])
             changed = self.context.lut_event.get(full, NEVER)
