@@ -9,6 +9,7 @@ from kvcanary_cli.replay.result import Coverage, ReplayResult, TraceSummary, Ver
 
 if TYPE_CHECKING:
     from kvcanary_cli.replay.driver import Replay
+    from kvcanary_cli.replay.violations import ViolationTable
     from kvcanary_cli.trace.reader import TraceReader
 
 
@@ -62,7 +63,7 @@ def conclude(replay: Replay, reader: TraceReader) -> ReplayResult:
         filters=_filters(replay),
         filtered_out=len(replay.violations) - len(violations),
         coverage=coverage,
-        verdict=_verdict(replay),
+        verdict=_verdict(replay, violations),
         kernel_counters={
             name: tuple(w.state.kernel_run_counters.tolist()) for name, w in replay.workers.items()
         },
@@ -75,8 +76,8 @@ def conclude(replay: Replay, reader: TraceReader) -> ReplayResult:
     )
 
 
-def _verdict(replay: Replay) -> str:
-    if len(replay.violations):
+def _verdict(replay: Replay, violations: ViolationTable) -> str:
+    if len(violations):
         return Verdict.CORRUPT
     if replay.findings:
         return Verdict.CAPACITY
