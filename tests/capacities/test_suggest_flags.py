@@ -321,8 +321,8 @@ def test_rewriting(text: str, expected: str) -> None:
 
 def test_rewriting_keeps_text_values_text() -> None:
     for value in ("none", "no", "8", "a: b", "x #y"):
-        new = rewrite("model: m\n", [change("kv_canary", value)], "0.5.23", "c.yaml")
-        assert yaml.safe_load(new)["kv-canary"] == value
+        new = rewrite("model: m\n", [change("tokenizer_path", value)], "0.5.23", "c.yaml")
+        assert yaml.safe_load(new)["tokenizer-path"] == value
 
 
 lines = st.lists(
