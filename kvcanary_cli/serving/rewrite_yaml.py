@@ -177,7 +177,11 @@ def _raw_values(reading: RawReading, version: str) -> dict[str, tuple[Any, ...]]
     out: dict[str, tuple[Any, ...]] = {}
     for item in reading.items:
         if isinstance(item, RawOption):
-            values = tuple((value.tag, value.value) for value in item.values)
+            # A line that ends the file gets its line end from the option added after it.
+            values = tuple(
+                (value.tag, value.value.rstrip() if value.tag == "str" else value.value)
+                for value in item.values
+            )
             out[_option_name(item.name, version) or item.name] = (item.is_list, values)
     return out
 
