@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
+NAMESPACE_PREFIX = "namespace:"
 LANES = (("target", "FULL"), ("target", "SWA"), ("draft", "FULL"))
 _POOL_LANE = {
     "full": ("target", "FULL"),
@@ -99,7 +101,13 @@ class Follower:
     def _on_alloc(self, segment: Segment, row: int, event: int) -> None:
         slots = segment.tables["alloc"].get_ints("slots", row)
         assert slots is not None
-        self.rules.alloc(segment.text("alloc", "owner", row) or "", slots, event)
+        owner = segment.text("alloc", "owner", row) or ""
+        self._begin_again(owner)
+        for at, mine in _by_event(segment.tables["alloc"].get_ints("at", row), slots, event):
+            self.rules.alloc(owner, mine, at)
+        shared = segment.tables["alloc"].get_ints("shared", row)
+        if shared is not None:
+            self.rules.share(shared)
 
     def _on_free(self, segment: Segment, row: int, event: int) -> None:
         slots = segment.tables["free"].get_ints("slots", row)
@@ -110,7 +118,9 @@ class Follower:
         lane = None if self.pool is None else self.pool.lanes.get(("target", PoolKind.FULL))
         if lane is not None:
             self.free_chain[slots] = slot_hash(get_rows(lane.group.k_head, slots), slots)
-        self.rules.free(segment.text("free", "owner", row) or "", slots, event, reason)
+        owner = segment.text("free", "owner", row) or ""
+        for at, mine in _by_event(segment.tables["free"].get_ints("at", row), slots, event):
+            self.rules.free(owner, mine, at, reason)
 
     def _on_own(self, segment: Segment, row: int, event: int) -> None:
         table = segment.tables["own"]
@@ -158,13 +168,29 @@ class Follower:
         assert target is not None
         assert start is not None
         owner = int(self.rules.state.owner[slots[-1]]) if len(slots) else NOBODY
-        self.context.row(target).map(event, start, start + len(slots), owner)
+        at = table.get_ints("at", row)
+        if at is None:
+            self.context.row(target).map(event, start, start + len(slots), owner)
+            return
+        edges = np.flatnonzero(np.diff(at)) + 1
+        for first, stop in pairwise([0, *edges.tolist(), len(at)] if len(at) else []):
+            self.context.row(target).map(int(at[first]), start + first, start + stop, owner)
 
     def _on_row_release(self, segment: Segment, row: int, event: int) -> None:
         table = segment.tables["row_release"]
         facts = self.context.row(table.get_int("row", row) or 0)
         facts.released_event = event
         facts.released_by = self.names.code(segment.text("row_release", "req", row) or "")
+
+    def _begin_again(self, owner: str) -> None:
+        """An ended request that gets slots is a new one under an old name.
+
+        What the former one still owns is reported when the new one ends.
+        """
+        code = self.names.code(owner)
+        if self._end_steps.pop(code, None) is not None:
+            self.context.ended.pop(code, None)
+            self.context.forget_request(code)
 
     def _end(self, kind: str, segment: Segment, row: int, event: int) -> None:
         code = self.names.code(segment.text(kind, "req", row) or "")
@@ -245,14 +271,17 @@ class Follower:
         if isinstance(source, list) and table.get_bool("canary", row) is not False and by is None:
             # Content that moved within the pool keeps its writer.
             self._move(
-                writes, np.array(source, dtype=np.int64), dst, text("src_pool") or pool, pool
+                writes, np.array(source, dtype=np.int64), dst, text("src_pool") or pool, pool, event
             )
             return
         writes.put(dst, req=writer, step=NOBODY, event=event, kind=BY_COPY, foreign=foreign)
 
-    def _move(self, writes: Writes, src: Ints, dst: Ints, src_pool: str, pool: str) -> None:
+    def _move(
+        self, writes: Writes, src: Ints, dst: Ints, src_pool: str, pool: str, event: int
+    ) -> None:
         if src_pool != pool:
-            writes.put(dst, req=NOBODY, step=NOBODY, event=NEVER, kind=BY_STATE)
+            # The bytes came from another tier, whose writers are not followed: the copy wrote them.
+            writes.put(dst, req=NOBODY, step=NOBODY, event=event, kind=BY_COPY)
             return
         state = self.rules.state
         # A moved row counts as written when it moved, or it would look older than its slot.
@@ -277,7 +306,46 @@ class Follower:
             return
         worker = segment.text("canary_rows", "worker", row) or "target"
         kind = "SWA" if pool == "swa" else "FULL"
-        self.lane(worker, kind).put(slots, req=NOBODY, step=NOBODY, event=event, kind=BY_STATE)
+        if segment.text("canary_rows", "half", row) != "k":
+            return
+        written_at, unknown = table.get_ints("written_at", row), table.get_ints("unknown", row)
+        wrote = np.ones(len(slots), dtype=np.bool_) if written_at is None else written_at > 0
+        if unknown is not None:
+            wrote &= ~np.isin(slots, unknown)
+        writes = self.lane(worker, kind)
+        writes.put(slots[wrote], req=NOBODY, step=NOBODY, event=event, kind=BY_STATE)
+        events, steps = table.get_ints("writer_event", row), table.get_ints("writer_step", row)
+        if events is not None and steps is not None and kind == "FULL":
+            writes.event[slots[wrote]] = events[wrote]
+            self._restore_writers(writes, segment, row, slots, wrote & (steps >= 0))
+
+    def _restore_writers(
+        self, writes: Writes, segment: Segment, row: int, slots: Ints, known: NDArray[np.bool_]
+    ) -> None:
+        """Enter who wrote the ``known`` slots [n] of a ``canary_rows`` event, as the cut tells."""
+        table = segment.tables["canary_rows"]
+
+        def codes(name: str, prefix: str, nobody: int) -> NDArray[np.int32]:
+            column = table.columns.get(name)
+            if column is None or not column.has(row):
+                return np.full(int(known.sum()), nobody, dtype=np.int32)
+            texts = [None if c < 0 else segment.strings[c] for c in column.span(row)[known]]
+            found = [nobody if t is None else self.names.code(prefix + t) for t in texts]
+            return np.array(found, dtype=np.int32)
+
+        def ints(name: str) -> Ints:
+            values = table.get_ints(name, row)
+            return np.full(len(slots), NOBODY, dtype=np.int64) if values is None else values
+
+        mine, not_owned = slots[known], table.get_ints("not_owned", row)
+        writes.req[mine] = codes("writer", "", NOBODY)
+        writes.namespace[mine] = codes("namespace", NAMESPACE_PREFIX, 0)
+        writes.step[mine] = ints("writer_step")[known]
+        writes.position[mine] = ints("position")[known]
+        writes.true_position[mine] = ints("writer_position")[known]
+        writes.kind[mine] = BY_FORWARD
+        if not_owned is not None:
+            writes.foreign[mine] = np.isin(mine, not_owned)
 
     # Forwards.
 
@@ -364,7 +432,7 @@ class Follower:
         if forward.namespaces is None:
             return np.zeros(len(forward.reqs), dtype=np.int32)
         return np.array(
-            [0 if n is None else self.names.code(f"namespace:{n}") for n in forward.namespaces],
+            [0 if n is None else self.names.code(NAMESPACE_PREFIX + n) for n in forward.namespaces],
             dtype=np.int32,
         )
 
@@ -389,3 +457,10 @@ class Follower:
                 if code > TREE and self._steps_seen - seen >= 2
             }
         )
+
+
+def _by_event(at: Ints | None, slots: Ints, event: int) -> list[tuple[int, Ints]]:
+    """``slots`` by the event that did this to them: a cut tells it, elsewhere it is ``event``."""
+    if at is None:
+        return [(event, slots)]
+    return [(each, slots[at == each]) for each in np.unique(at).tolist()]

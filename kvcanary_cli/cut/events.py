@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvcanary_cli.attribution.ledger import NEVER
 from kvcanary_cli.cut.rows import changed_bytes, lane_rows, tier_bytes, tier_rows
 
 if TYPE_CHECKING:
@@ -80,9 +81,12 @@ def _maps(replay: StateReplay, selection: Selection | None) -> Iterator[Event]:
         if not len(slots):
             yield {"kind": "map", "row": row, "start": 0, "slots": []} | named
         start = 0
-        for part in parts(slots):
-            yield {"kind": "map", "row": row, "start": start, "slots": part} | named
-            start += len(part)
+        at = replay.past.mapped(row, len(slots))
+        for part in parts(slots, 2):
+            stop = start + len(part)
+            mapped: Event = {"kind": "map", "row": row, "start": start, "slots": part}
+            yield mapped | named | {"at": at[start:stop]}
+            start = stop
 
 
 def _lut(replay: StateReplay) -> Iterator[Event]:
@@ -130,12 +134,24 @@ def _owners(replay: StateReplay, *, free_only: bool) -> Iterator[Event]:
     codes = owners.owner[slots]
     for code in np.unique(codes).tolist():
         first, last = np.searchsorted(codes, [code, code + 1]).tolist()
-        for part in parts(slots[first:last]):
-            yield {
-                "kind": "free" if free_only else "alloc",
-                "owner": owners.names[code],
-                "slots": part,
-            }
+        mine, name = slots[first:last], owners.names[code]
+        for part in () if free_only else parts(mine, 2):
+            event: Event = {"kind": "alloc", "owner": name, "slots": part}
+            shared = replay.past.shared(part)
+            seen = {"shared": shared} if len(shared) else {}
+            yield event | _at(replay.past.allocated(part)) | seen
+        if free_only:
+            at, reasons = replay.past.freed(mine)
+            for reason in sorted(set(reasons)):
+                because = {"reason": reason} if reason else {}
+                for picked in parts(np.flatnonzero([r == reason for r in reasons]), 2):
+                    event = {"kind": "free", "owner": name, "slots": mine[picked]}
+                    yield event | because | _at(at[picked])
+
+
+def _at(events: Ints) -> Event:
+    """The field ``at``, where all events are known."""
+    return {"at": events} if (events != NEVER).all() else {}
 
 
 def _entries(replay: StateReplay) -> Iterator[Event]:

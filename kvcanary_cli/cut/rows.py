@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     Mask = NDArray[np.bool_]
 
 _ROW_FIELDS = ("token", "position", "prev_hash", "real_kv_hash")
-#: Slots of one event: eight values each.
-_SLOTS = 25_000
+#: Slots of one event: up to sixteen values each.
+_SLOTS = 12_500
+#: Fingerprints of one event.
+_HASHES = 100_000
 
 
 def lane_rows(
@@ -48,7 +50,7 @@ def lane_rows(
             wanted &= since if written_since else ~since
             if selection is not None:
                 wanted &= selection.slots_of(lane.kind)
-            yield from _rows(lane, np.flatnonzero(wanted))
+            yield from _rows(replay, lane, np.flatnonzero(wanted))
 
 
 def _held(lane: Lane) -> Mask:
@@ -69,7 +71,7 @@ def _pool_name(lane: Lane) -> str:
     return "swa" if lane.kind is PoolKind.SWA else "full"
 
 
-def _rows(lane: Lane, slots: Ints) -> Iterator[Event]:
+def _rows(replay: StateReplay, lane: Lane, slots: Ints) -> Iterator[Event]:
     for start in range(0, len(slots), _SLOTS):
         part = slots[start : start + _SLOTS]
         for half in lane.halves:
@@ -96,6 +98,8 @@ def _rows(lane: Lane, slots: Ints) -> Iterator[Event]:
             for name, mask in masks.items():
                 if mask is not None and (mask.any() or name == "unhashed"):
                     event[name] = part[mask]
+            if half == "k":
+                event |= replay.past.writers(lane, part)
             yield event
 
 
@@ -122,8 +126,8 @@ def changed_bytes(replay: StateReplay, selection: Selection | None) -> Iterator[
 
 
 def _pieces(slots: Ints) -> Iterator[Ints]:
-    for start in range(0, len(slots), 4 * _SLOTS):
-        yield slots[start : start + 4 * _SLOTS]
+    for start in range(0, len(slots), _HASHES):
+        yield slots[start : start + _HASHES]
 
 
 def _kv_hash(replay: StateReplay, half: str, slots: Ints, prints: Ints, pool: str | None) -> Event:
@@ -181,6 +185,6 @@ def tier_bytes(replay: StateReplay) -> Iterator[Event]:
                     changed[slot] = value
             slots = np.array(list(changed), dtype=np.int64)
             prints = np.array(list(changed.values()), dtype=np.int64)
-            for start in range(0, len(slots), 4 * _SLOTS):
-                stop = start + 4 * _SLOTS
+            for start in range(0, len(slots), _HASHES):
+                stop = start + _HASHES
                 yield _kv_hash(replay, half, slots[start:stop], prints[start:stop], pool)

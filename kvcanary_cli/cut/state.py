@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvcanary_cli.cut.past import Past
 from kvcanary_cli.replay.driver import Replay
 from kvcanary_cli.replay.options import ReplayOptions
 from kvcanary_cli.trace.memory import check_memory
@@ -69,6 +70,7 @@ class StateReplay(Replay):
     """A replay that only makes state, and keeps what a cut has to repeat.
 
     Attributes:
+        past: The ledger: writers of the slots, and the events that gave and took them.
         owners: Slot owners.
         adapters: Adapter name to its last event.
         launches: Launches of steps that are still to come, in order.
@@ -82,10 +84,13 @@ class StateReplay(Replay):
 
     def __init__(self, header: TraceHeader, first: int) -> None:
         check_memory(header)
+        self.past = Past(header)
         super().__init__(
             header,
             ReplayOptions(backend="cpu", steps=(first, None), v_half="kv_hash" in header.records),
+            watcher=self.past,
         )
+        self.past.replay = self
         self.first = first
         self.owners = Owners(header.pool.max_slot + 1)
         self.adapters: dict[str, dict[str, Any]] = {}

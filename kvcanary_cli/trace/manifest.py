@@ -40,11 +40,11 @@ def unfinished_name(number: int) -> str:
 
 def is_trace_folder(folder: Path) -> bool:
     """Whether a folder is one trace, be it an incomplete copy, and not a folder of traces."""
-    return (
-        (folder / MANIFEST).exists()
-        or folder.name.endswith(FOLDER_SUFFIX)
-        or bool(segment_numbers(folder))
-    )
+    if (folder / MANIFEST).exists() or segment_numbers(folder):
+        return True
+    # A recording is a folder of its ranks' traces and has their suffix, too.
+    has_traces = any(child.name.endswith(FOLDER_SUFFIX) for child in folder.iterdir())
+    return folder.name.endswith(FOLDER_SUFFIX) and not has_traces
 
 
 @dataclass(frozen=True, slots=True)

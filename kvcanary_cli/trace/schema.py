@@ -77,10 +77,13 @@ _KINDS = (
         "draft_token_num:int? worker:str? draft_step:int? raw_bs:int? landed:json? "
         "row_as_read:json? tree:json? namespaces:strs?",
     ),
-    # req is ours: the request that last ran in the row, whose publishes take positions from it.
-    _kind("map", "map", "row:int start:int slots:ints req:str?"),
-    _kind("alloc", "alloc", "owner:str slots:ints"),
-    _kind("free", "alloc", "owner:str slots:ints reason:str?"),
+    # req and at are ours: the request that last ran in the row, whose publishes take positions from
+    # it, and the i of the map that set each cell.
+    _kind("map", "map", "row:int start:int slots:ints req:str? at:ints?"),
+    # at is ours: at the head of a cut, the i of the event that did this for each slot;
+    # shared are those that others may read, too.
+    _kind("alloc", "alloc", "owner:str slots:ints at:ints? shared:ints?"),
+    _kind("free", "alloc", "owner:str slots:ints reason:str? at:ints?"),
     _kind("own", "alloc", "from:str owner:str slots:ints entry:str?"),
     # kv_pos and kv are ours: fingerprints last recorded at these positions of the request.
     _kind("history", "history", "req:str start:int ids:ints kv_pos:ints? kv:ints?"),
@@ -138,13 +141,16 @@ _KINDS = (
     # Ours: the canary rows that slots hold, written at the head of a cut (docs/trace-format.md).
     # lineage tells chains with unknown beginnings apart. Of the slots, unlinked are tree nodes
     # without a link, unhashed were written without a fingerprint (absent: those whose real_kv_hash
-    # is 0), unknown hold what no event shows.
+    # is 0), unknown hold what no event shows. The writer fields are parallel to slots: the event
+    # that wrote the slot last, and of a forward its request, its step (-1: no forward wrote it),
+    # where the token belonged, and the namespace; not_owned are slots that were not their writer's.
     _kind(
         "canary_rows",
         "canary_rows",
         "worker:str pool:str half:str slots:ints token:ints position:ints prev_hash:ints "
         "real_kv_hash:ints written_at:ints? lineage:ints? unlinked:ints? unhashed:ints? "
-        "unknown:ints?",
+        "unknown:ints? writer:strs? writer_step:ints? writer_event:ints? writer_position:ints? "
+        "namespace:strs? not_owned:ints?",
     ),
 )
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: Kind to (field, attribute of ``Bounds``).
 _RANGES: dict[str, tuple[tuple[str, str], ...]] = {
     "map": (("row", "row"), ("start", "position"), ("slots", "slot")),
-    "alloc": (("slots", "slot"),),
+    "alloc": (("slots", "slot"), ("shared", "slot")),
     "free": (("slots", "slot"),),
     "own": (("slots", "slot"),),
     "history": (("start", "history_start"),),
@@ -39,7 +39,13 @@ _SAME_LENGTH: dict[str, tuple[str, ...]] = {
     "lut": ("full", "swa"),
     "kv_hash": ("slots", "hash"),
     "sidecar_hash": ("slots", "hash"),
-    "canary_rows": ("slots", "token", "position", "prev_hash", "real_kv_hash"),
+    "canary_rows": (
+        *("slots", "token", "position", "prev_hash", "real_kv_hash"),
+        *("writer", "writer_step", "writer_event", "writer_position", "namespace"),
+    ),
+    "map": ("slots", "at"),
+    "alloc": ("slots", "at"),
+    "free": ("slots", "at"),
 }
 _NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "kv_hash": ("phase", PHASES),
