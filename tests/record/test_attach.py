@@ -69,6 +69,8 @@ def test_a_recorded_server_replays_clean(tmp_path: Path, engine_env: dict[str, s
     diagnosis = replay(trace)
     assert diagnosis.verdict == "clean"
     assert diagnosis.replay.coverage.kv_hashes > 0
+    command = [sys.executable, "-m", "kvcanary_cli", "replay", str(tmp_path / "run.kvtrace")]
+    assert _run(engine_env, command).returncode == 0
 
 
 def test_no_token_of_the_vocabulary_is_in_a_salted_recording(
