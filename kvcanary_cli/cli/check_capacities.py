@@ -31,7 +31,7 @@ from kvcanary_cli.cli.serving_options import (
     read_demands,
     read_serving,
 )
-from kvcanary_cli.errors import EXIT_CLEAN, EXIT_FOUND, EXIT_NOTHING_CHECKED
+from kvcanary_cli.errors import EXIT_CLEAN, EXIT_FOUND, EXIT_NOTHING_CHECKED, UsageError
 
 if TYPE_CHECKING:
     from kvcanary_cli.serving.check_result import CheckReport
@@ -123,6 +123,12 @@ def make_report(options: ServingOptions, against: str | None) -> tuple[CheckRepo
 
     from kvcanary_cli.serving.check_report import build_report
 
+    read_once = [*options.sources, *options.logs, against]
+    if read_once.count("-") > 1:
+        raise UsageError(
+            "stdin can be read once: give - once",
+            hint="save one of the inputs to a file and give its name",
+        )
     reading, _, notes = read_serving(options)
     resolution = reading.resolve()
     draft = int(resolution.value("speculative_num_draft_tokens", 0) or 0)

@@ -13,6 +13,7 @@ from kvcanary_cli.capacities.checks import (
     check_token_count,
     verify_overflow_text,
 )
+from kvcanary_cli.serving.bounds import at_least, at_most
 from kvcanary_cli.serving.check_memory import (
     DEFAULT_RING_CAPACITY,
     RING_CAPACITY,
@@ -73,25 +74,6 @@ def _missing(part: CapacityPart) -> str:
     return "the canary refuses an input"
 
 
-def at_least(resolution: Resolution, part: CapacityPart) -> int | None:
-    """A bound below a capacity that is not known: both are maxima, so each known part is one."""
-    rows = [
-        int(value)
-        for name in ("cuda_graph_max_bs", "req_to_token_pool_size")
-        if (value := resolution.value(name)) is not None
-    ]
-    if part.name == "per_forward_write_req_capacity":
-        return max(rows, default=None)
-    if part.name != "per_forward_write_entry_capacity":
-        return None
-    draft = max(1, int(resolution.value("speculative_num_draft_tokens", 0) or 0))
-    bounds = [max(rows) * draft] if rows else []
-    limit, chunk = resolution.value("max_prefill_tokens"), resolution.value("chunked_prefill_size")
-    if limit is not None and "chunked_prefill_size" in resolution.values:
-        bounds.append(limit if chunk is None or chunk < 0 else min(limit, chunk))
-    return max(bounds, default=None)
-
-
 def _compare(
     resolution: Resolution,
     code: str,
@@ -103,6 +85,18 @@ def _compare(
 ) -> Check:
     """A check of a demand against a capacity."""
     bound = at_least(resolution, part) if part.value is None and part.unknown else None
+    most = at_most(resolution, part) if part.value is None and part.unknown else None
+    if most is not None and demand is not None and violation is not None:
+        return Check(
+            code=code,
+            name=name,
+            status=Status.FAILS,
+            limit=most,
+            demand=demand.value,
+            demand_source=demand.source,
+            cause=f"at most {most} fit, whatever {' and '.join(part.unknown)} is",
+            message=violation.message.replace(f"capacity={most}", f"capacity=N, N at most {most}"),
+        )
     if bound is not None and demand is not None and demand.value <= bound:
         return Check(
             code=code,
@@ -142,9 +136,10 @@ def _batch_size(resolution: Resolution, part: CapacityPart, demands: Demands) ->
     cause = "requests never exceed the request pool"
     if demand is None:
         cause = f"unknown demand: {demands.unknown.get('batch_size', '')}"
-    if demand is not None and part.value is not None:
+    limit = part.value if part.value is not None else at_most(resolution, part)
+    if demand is not None and limit is not None:
         violation = check_batch_size(
-            batch_size=demand.value, capacity=part.value, engine_version=resolution.version
+            batch_size=demand.value, capacity=limit, engine_version=resolution.version
         )
         if violation is not None:
             cause = _batch_cause(resolution, part)
@@ -168,9 +163,10 @@ def _padded_batch_size(resolution: Resolution, part: CapacityPart, demands: Dema
         cause = f"padded to multiples of the attention TP size {alignment}"
     if demand is None:
         cause = f"unknown demand: {demands.unknown.get('padded_batch_size', '')}"
-    if demand is not None and part.value is not None:
+    limit = part.value if part.value is not None else at_most(resolution, part)
+    if demand is not None and limit is not None:
         violation = check_padded_batch_size(
-            batch_size=demand.value, capacity=part.value, engine_version=resolution.version
+            batch_size=demand.value, capacity=limit, engine_version=resolution.version
         )
         if violation is not None and alignment == 1:
             cause = _batch_cause(resolution, part)
@@ -183,9 +179,10 @@ def _token_count(resolution: Resolution, part: CapacityPart, demands: Demands) -
     missing = demands.unknown.get("tokens")
     violation = None
     cause = "a chunk never exceeds max_prefill_tokens"
-    if demand is not None and part.value is not None:
+    limit = part.value if part.value is not None else at_most(resolution, part)
+    if demand is not None and limit is not None:
         violation = check_token_count(
-            num_tokens=demand.value, capacity=part.value, chunked_prefill_size=chunk
+            num_tokens=demand.value, capacity=limit, chunked_prefill_size=chunk
         )
     if violation is not None:
         cause = _token_cause(resolution, demand)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvcanary_cli.serving.check_result import Difference
+from kvcanary_cli.serving.narrow import narrowed
 from kvcanary_cli.serving.values import CAPACITY_INPUTS, RESULTS
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ _EFFECTS = {
     "enable_dynamic_chunking": "the largest chunk",
     "disable_radix_cache": "whether prefixes are shared, and whether sweeps can run",
     "context_length": "the longest prompt",
+    "max_running_requests": "the largest batch",
     "pool_class": "whether the canary can be attached",
 }
 _UNKNOWN = "unknown"
@@ -45,8 +48,8 @@ def compare(here: Resolution, there: Resolution) -> tuple[Difference, ...]:
     """
     names = [*CAPACITY_INPUTS, *(name for name in RESULTS if name not in CAPACITY_INPUTS)]
     out = []
-    parts = {part.name: part for part in here.capacity_parts()}
-    others = {part.name: part for part in there.capacity_parts()}
+    parts = _parts(here)
+    others = _parts(there)
     for name in names:
         mine, theirs = here.value(name), there.value(name)
         if mine == theirs or (name not in here.values and name not in there.values):
@@ -58,7 +61,9 @@ def compare(here: Resolution, there: Resolution) -> tuple[Difference, ...]:
                 here_source=here.source(name),
                 there=theirs if name in there.values else _UNKNOWN,
                 there_source=there.source(name),
-                effect=_effect(name, parts, others),
+                effect=_effect(
+                    name, parts, _exchanged(here, there, name), _feeds(name, here, there)
+                ),
             )
         )
     for name, part in parts.items():
@@ -68,8 +73,42 @@ def compare(here: Resolution, there: Resolution) -> tuple[Difference, ...]:
     return tuple(out)
 
 
-def _effect(name: str, here: dict[str, CapacityPart], there: dict[str, CapacityPart]) -> str:
+def _parts(resolution: Resolution) -> dict[str, CapacityPart]:
+    return {part.name: part for part in narrowed(resolution, resolution.capacity_parts())}
+
+
+def _exchanged(here: Resolution, there: Resolution, name: str) -> dict[str, CapacityPart]:
+    """The capacities of ``here`` with the one value ``name`` as it is in ``there``."""
+    values, unknown = dict(here.values), dict(here.unknown)
+    values.pop(name, None)
+    unknown.pop(name, None)
+    if name in there.values:
+        values[name] = there.values[name]
+    elif name in there.unknown:
+        unknown[name] = there.unknown[name]
+    return _parts(replace(here, values=values, unknown=unknown))
+
+
+def _feeds(name: str, here: Resolution, there: Resolution) -> list[str]:
+    """Inputs of the capacities that differ and were computed from ``name``."""
+    return [
+        each
+        for each in CAPACITY_INPUTS
+        if here.value(each) != there.value(each)
+        and any(each in one.values and name in one.values[each].inputs for one in (here, there))
+    ]
+
+
+def _effect(
+    name: str,
+    here: dict[str, CapacityPart],
+    there: dict[str, CapacityPart],
+    feeds: list[str],
+) -> str:
+    """What the exchange of one value does: ``there`` differs from ``here`` in that alone."""
     touched = [part.name for part in here.values() if name in part.inputs]
+    if not touched and feeds:
+        return f"reaches the capacities through {', '.join(feeds)}"
     if not touched:
         return _EFFECTS.get(name, "does not reach the capacities")
     moved = [
@@ -79,7 +118,7 @@ def _effect(name: str, here: dict[str, CapacityPart], there: dict[str, CapacityP
     ]
     if moved:
         return "; ".join(moved)
-    return ", ".join(f"{_CAPACITY_NAMES[key]} unchanged" for key in touched)
+    return ", ".join(f"{_CAPACITY_NAMES[key]} unchanged by this alone" for key in touched)
 
 
 def _capacity_difference(part: CapacityPart, other: CapacityPart) -> Difference:

@@ -21,6 +21,9 @@ ACCEPTED_POOLS = (
 _HALF = frozenset({"float16", "half", "bfloat16", "bf16", "fp16"})
 _FP8 = frozenset({"fp8", "fp8_e5m2", "fp8_e4m3", "float8_e5m2", "float8_e4m3fn"})
 _FP4 = frozenset({"fp4", "nvfp4", "fp4_e2m1", "float4_e2m1fn_x2"})
+KNOWN_KV_DTYPES = frozenset({"auto", "mxfp8", "float32", "float", *_HALF, *_FP8, *_FP4})
+"""Names of KV types that a rule knows."""
+
 _DSA_FP8_LATENT_BYTES = 656
 
 

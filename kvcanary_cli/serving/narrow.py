@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from kvcanary_cli.serving.values import CapacityPart, Resolution
 
 LARGEST_ESTIMATE = 4096
-_FIRST_WITH_THIS_BOUND = (0, 5, 10)
+FIRST_WITH_BOUNDED_POOL = (0, 5, 10)
+"""First version in which the estimate bounds the request pool."""
 _ENTRIES = "per_forward_write_entry_capacity"
 _POOL = "req_to_token_pool_size"
 
@@ -30,9 +31,9 @@ def narrowed(resolution: Resolution, parts: tuple[CapacityPart, ...]) -> tuple[C
 
 
 def _entries(resolution: Resolution, part: CapacityPart) -> CapacityPart:
-    if parse_version(resolution.version).release < _FIRST_WITH_THIS_BOUND:
+    if parse_version(resolution.version).release < FIRST_WITH_BOUNDED_POOL:
         return part
-    pool = _largest_pool(resolution)
+    pool = largest_pool(resolution)
     rows = max(pool, int(resolution.value("cuda_graph_max_bs") or 0))
     draft = max(1, int(resolution.value("speculative_num_draft_tokens") or 0))
     limit, chunk = resolution.value("max_prefill_tokens"), resolution.value("chunked_prefill_size")
@@ -47,7 +48,8 @@ def _entries(resolution: Resolution, part: CapacityPart) -> CapacityPart:
     )
 
 
-def _largest_pool(resolution: Resolution) -> int:
+def largest_pool(resolution: Resolution) -> int:
+    """Most rows that the request pool can have, whatever the memory."""
     asked = resolution.value("requested_max_running_requests")
     if asked is None:
         return LARGEST_ESTIMATE

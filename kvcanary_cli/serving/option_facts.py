@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+GRAPH_BACKENDS = ("full", "breakable", "tc_piecewise", "disabled")
+"""Back ends of CUDA graphs, those that a later version removed included."""
+
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "kv_canary": ("none", "log", "raise"),
     "kv_canary_real_data": ("none", "partial", "all"),
     "disaggregation_mode": ("null", "prefill", "decode"),
+    "cuda_graph_backend_decode": GRAPH_BACKENDS,
+    "cuda_graph_backend_prefill": GRAPH_BACKENDS,
 }
-"""Short lists of accepted values that never changed over the versions."""
+"""Short lists of accepted values, those of all versions that have the option."""
 
 REPLACED_BY: Mapping[str, str] = {
     "enable_dp_attention": "--attn-dp-size N",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kvcanary_cli.errors import InputError
 from kvcanary_cli.serving.changes import with_change
 from kvcanary_cli.serving.options import is_option_name, lookup
+from kvcanary_cli.serving.overridden import note_values_in_effect, without_outdated
 from kvcanary_cli.serving.read_options import interpret, spelling, unknown_to
 from kvcanary_cli.serving.read_raw import Notice, Problem, problems_error
 from kvcanary_cli.serving.resolve import resolve
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
 #: Options that the server itself turns into another value; a difference is no contradiction.
 _CHANGED_BY_RULES = frozenset(
-    {"chunked_prefill_size", "max_running_requests", "dp_size", "enable_dp_attention"}
+    {"chunked_prefill_size", "dp_size", "enable_dp_attention"}
+    | {"max_running_requests", "context_length", "max_total_tokens"}
 )
 
 INSTALLED = frozenset(
@@ -108,7 +110,7 @@ def merge(
     if problems:
         raise problems_error(problems)
     return Reading(
-        given=(*given, *overrides),
+        given=(*without_outdated(given, overrides), *overrides),
         version=chosen,
         version_basis=basis,
         notices=tuple(dict.fromkeys(notices)),
@@ -255,6 +257,7 @@ def _note_conflicts(
                 )
             )
     arguments = {**known, **_last_arguments(options)}
+    note_values_in_effect(arguments, stated, notices)
     for one in stated:
         if one.name in _CHANGED_BY_RULES:
             continue

@@ -6,6 +6,11 @@ from typing import TYPE_CHECKING
 
 from kvcanary_cli.serving.kv_cell import ACCEPTED_POOLS, element_bytes, pool_class
 from kvcanary_cli.serving.options import spelling_of
+from kvcanary_cli.serving.refused_values import (
+    REMOVED_COMPILED_GRAPH,
+    check_kv_dtype,
+    refuse_removed_graph,
+)
 from kvcanary_cli.serving.resolve_phases import PIECEWISE
 from kvcanary_cli.serving.values import Refusal
 from kvcanary_cli.serving.versions import FIRST_WITH_CANARY
@@ -125,6 +130,9 @@ def _sweep_without_canary(state: State) -> None:
 
 
 def _piecewise(state: State) -> None:
+    if state.release >= REMOVED_COMPILED_GRAPH:
+        # The server itself refuses that back end, before the canary sees it.
+        return
     if state.get("prefill_graph_backend") not in PIECEWISE:
         return
     old = state.release < (0, 5, 14)
@@ -264,7 +272,9 @@ def _ring(state: State) -> None:
 
 
 def server_refusals(state: State) -> None:
-    """Starts that the server refuses by itself, canary or not (2.2, 3.1, 3.2)."""
+    """Starts that the server refuses by itself, canary or not (1.4, 2.2, 3.1, 3.2)."""
+    refuse_removed_graph(state)
+    check_kv_dtype(state)
     chunk, page = state.get("chunked_prefill_size"), state.get("page_size")
     decode = state.text("disaggregation_mode", "null") == "decode"
     if chunk is not None and chunk > 0 and page and chunk % page and not decode:

@@ -14,6 +14,7 @@ from kvcanary_cli.serving import (
 )
 from kvcanary_cli.serving.launch_capacities import STATED_CAPACITIES, refused_input
 from kvcanary_cli.serving.option_facts import DEFAULTS
+from kvcanary_cli.serving.refused_values import check_graph_config
 from kvcanary_cli.serving.resolve_state import State, strongest
 from kvcanary_cli.serving.values import Refusal, Resolution
 from kvcanary_cli.serving.versions import choose_version
@@ -67,6 +68,7 @@ def resolve(given: Sequence[Given], *, version: str | None = None) -> Resolution
 def _run(state: State) -> None:
     for name in STATED_CAPACITIES:
         state.integer(name, least=1)
+    check_graph_config(state)
     resolve_launch.read_models(state)
     platform = resolve_launch.resolve_machine(state)
     resolve_launch.resolve_parallel(state)

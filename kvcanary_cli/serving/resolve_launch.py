@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING
 
 from kvcanary_cli.serving import gpus
 from kvcanary_cli.serving.model_config import parse_model_config
+from kvcanary_cli.serving.refused_values import (
+    KNOWN_ALGORITHMS,
+    refuse_unlisted,
+)
 from kvcanary_cli.serving.speculation import (
     SpeculationInputs,
     algorithm_of,
     default_running_requests,
     resolve_speculation,
 )
+from kvcanary_cli.serving.values import Refusal
 
 if TYPE_CHECKING:
     from kvcanary_cli.serving.resolve_state import State
@@ -91,8 +96,8 @@ def resolve_parallel(state: State) -> None:
         item = state.given["attn_dp_size"]
         state.put_stated("attn_dp_size", item, attention_dp)
         replicas = dp
-        if dp > 1 and not state.flag("enable_dp_attention"):
-            state.remark("the server refuses dp_size above 1 together with attn_dp_size above 1")
+        if dp > 1:
+            _refuse_two_dp(state, item.source, dp, attention_dp)
     elif state.flag("enable_dp_attention"):
         if state.release < (0, 4, 4):
             attention_dp = tp
@@ -106,8 +111,33 @@ def resolve_parallel(state: State) -> None:
         state.put("attn_dp_size", 1, "no DP attention")
     state.put("replicas", replicas, "default" if replicas == 1 else str(dp_item and dp_item.source))
     if tp % attention_dp:
-        state.remark(f"tp {tp} is no multiple of attention dp {attention_dp}: the server refuses")
+        _refuse_uneven_dp(state, tp, attention_dp)
     _check_gpu_count(state, tp * sizes["pp_size"] * replicas)
+
+
+def _refuse_two_dp(state: State, source: str, dp: int, attention_dp: int) -> None:
+    """Replicas and attention DP at once (2.6); beside the old switch it depends on the rewrite."""
+    dp_item = state.given["dp_size"]
+    state.refuse(
+        Refusal(
+            "",
+            f"dp_size {dp} together with attn_dp_size {attention_dp}",
+            f"{dp_item.source} and {source}",
+            "give one of --dp-size and --attn-dp-size, not both",
+            certain=not state.flag("enable_dp_attention"),
+        )
+    )
+
+
+def _refuse_uneven_dp(state: State, tp: int, attention_dp: int) -> None:
+    state.refuse(
+        Refusal(
+            "",
+            f"tp_size {tp} is no multiple of the attention DP size {attention_dp}",
+            state.values["attn_dp_size"].source,
+            f"set --tp-size to a multiple of {attention_dp}, or the DP size to a divisor of {tp}",
+        )
+    )
 
 
 def _check_gpu_count(state: State, needed: int) -> None:
@@ -119,6 +149,8 @@ def _check_gpu_count(state: State, needed: int) -> None:
 def resolve_speculation_options(state: State) -> None:
     """Algorithm, steps, topk, D, and what was asked for as max_running_requests (2.8)."""
     algorithm = algorithm_of(state.text("speculative_algorithm"))
+    if algorithm is not None:
+        refuse_unlisted(state, "speculative_algorithm", algorithm, KNOWN_ALGORITHMS)
     block = state.integer("speculative_dflash_block_size", least=1)
     if algorithm == "DSPARK":
         block = state.integer("speculative_dspark_block_size", least=1)
@@ -200,6 +232,18 @@ def resolve_page_size(state: State, platform: str) -> None:
         return
     for option in ("attention_backend", "decode_attention_backend", "prefill_attention_backend"):
         backend = state.text(option).lower()
+        if backend == "fa4" and state.model is None and page is None:
+            state.miss(
+                "page_size",
+                "back end fa4 makes it 128, except for a model with MLA",
+                "--page-size, or --model-config config.json",
+            )
+            state.page_sizes = (1, 128)
+            state.remark(
+                "page_size is 128 with back end fa4, and 1 for a model with MLA: "
+                "--page-size or --model-config would say"
+            )
+            return
         allowed = _PAGE_BY_BACKEND.get(backend, ())
         if backend == "fa4" and state.model is not None and not state.model.mla:
             allowed = (128,)

@@ -220,10 +220,14 @@ def resolve_tokens(state: State) -> None:
     if name not in state.values:
         _tokens_by_rule(state, cap)
     if name not in state.values and cap is not None and cap_item is not None:
-        page = state.get("page_size")
+        sizes = {cap // page * page for page in state.pages()}
+        if len(sizes) > 1:
+            _miss_pages(state, name)
+            _resolve_window_pool(state)
+            return
         state.put(
             name,
-            cap // page * page,
+            sizes.pop(),
             f"{cap_item.source}, provided that memory allows it",
             ("page_size",),
             cap_item.place,
@@ -285,9 +289,14 @@ def _tokens_by_rule(state: State, cap: int | None) -> None:
         ratio = state.number("mamba_full_memory_ratio")
         ratio = 0.9 if ratio is None or ratio < 0 else ratio
         kept, _ = kv_memory.split_state_memory(rest, ratio)
-    found = kv_memory.tokens_from_memory(
-        kept, cell, max_total_tokens=cap, page_size=state.get("page_size")
-    )
+    by_page = [
+        kv_memory.tokens_from_memory(kept, cell, max_total_tokens=cap, page_size=page)
+        for page in state.pages()
+    ]
+    if len({each.tokens for each in by_page}) > 1:
+        _miss_pages(state, "pool_slot_count")
+        return
+    found = by_page[0]
     source = f"rule 3.1: {kept:.2f} GiB / {cell} B"
     if found.capped:
         source += ", capped by --max-total-tokens"
@@ -297,6 +306,11 @@ def _tokens_by_rule(state: State, cap: int | None) -> None:
             "the server uses the latter"
         )
     state.put("pool_slot_count", found.tokens, source, inputs)
+
+
+def _miss_pages(state: State, name: str) -> None:
+    gap = state.unknown["page_size"]
+    state.miss(name, f"it is rounded to pages, and page_size is unknown: {gap.why}", gap.give)
 
 
 def _resolve_window_pool(state: State) -> None:
@@ -312,9 +326,13 @@ def _resolve_window_pool(state: State) -> None:
         state.miss(name, "pool_slot_count is unknown", _GIVE_MEMORY)
         return
     ratio = float(swa_ratio(state))
+    sizes = {kv_memory.swa_tokens(tokens, ratio, page) for page in state.pages()}
+    if len(sizes) > 1:
+        _miss_pages(state, name)
+        return
     state.put(
         name,
-        kv_memory.swa_tokens(tokens, ratio, state.get("page_size")),
+        sizes.pop(),
         f"rule 3.2: {tokens} * {ratio:g}",
         ("pool_slot_count", "page_size"),
     )

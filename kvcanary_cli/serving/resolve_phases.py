@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING
 
 from kvcanary_cli.serving import graph_sizes
 from kvcanary_cli.serving.model_kinds import NO_PREFILL_GRAPH
-from kvcanary_cli.serving.resolve_graphs import graph_backend, graph_list, graph_size
+from kvcanary_cli.serving.resolve_graphs import (
+    graph_backend,
+    graph_config,
+    graph_list,
+    graph_size,
+)
 
 if TYPE_CHECKING:
     from kvcanary_cli.serving.resolve_state import State
@@ -50,7 +55,8 @@ def _off_by_flag(state: State, phase: str) -> str | None:
 def _decode_on(state: State, mode: str) -> None:
     backend = graph_backend(state, "decode")
     if backend:
-        state.put("decode_graph", backend != "disabled", f"back end {backend}")
+        source = f"{_backend_source(state, 'decode')}: back end {backend}"
+        state.put("decode_graph", backend != "disabled", source)
         return
     off = _off_by_flag(state, "decode")
     if off is not None:
@@ -61,11 +67,18 @@ def _decode_on(state: State, mode: str) -> None:
         state.put("decode_graph", True, "default")
 
 
+def _backend_source(state: State, phase: str) -> str:
+    """Where an explicit back end was stated: in the JSON, else by the option of its own."""
+    in_config = isinstance(graph_config(state, phase).get("backend"), str)
+    item = state.stated("cuda_graph_config" if in_config else f"cuda_graph_backend_{phase}")
+    return item.source if item is not None else "given"
+
+
 def _prefill_backend(state: State, platform: str, mode: str) -> tuple[str, str]:
     release = state.release
     explicit = graph_backend(state, "prefill")
     if explicit:
-        return explicit, "given"
+        return explicit, _backend_source(state, "prefill")
     if release < (0, 5, 3):
         return "disabled", "no prefill graphs in this version"
     for name, backend in (

@@ -166,15 +166,23 @@ def resolve_table(state: State) -> None:
         gap = state.unknown.get(lacking)
         state.miss(name, f"{lacking} is unknown", gap.give if gap else "")
         return
-    columns = request_table_columns(
-        state.release,
-        context_len=context,
-        draft_tokens=draft,
-        num_steps=state.get("speculative_num_steps"),
-        topk=state.get("speculative_eagle_topk"),
-        page_size=state.get("page_size"),
-        uno=state.get("speculative_algorithm") == "UNO",
-    )
+    by_page = {
+        request_table_columns(
+            state.release,
+            context_len=context,
+            draft_tokens=draft,
+            num_steps=state.get("speculative_num_steps"),
+            topk=state.get("speculative_eagle_topk"),
+            page_size=page,
+            uno=state.get("speculative_algorithm") == "UNO",
+        )
+        for page in state.pages()
+    }
+    if len(by_page) > 1:
+        gap = state.unknown["page_size"]
+        state.miss(name, f"page_size is unknown: {gap.why}", gap.give)
+        return
+    (columns,) = by_page
     state.put(
         name,
         columns,

@@ -65,6 +65,8 @@ class State:
         # C and G before the DP division: what the memory default is computed with.
         self.raw_chunk: int | None = None
         self.prefill_max_tokens: int | None = None
+        # What page_size can be if it is unknown.
+        self.page_sizes: tuple[int, ...] = ()
 
     def stated(self, name: str) -> Given | None:
         """The strongest statement of ``name``, or None."""
@@ -214,6 +216,11 @@ class State:
         """A result's value, or None."""
         found = self.values.get(name)
         return None if found is None else found.value
+
+    def pages(self) -> tuple[int, ...]:
+        """The page size, or all that it can be."""
+        known = self.get("page_size")
+        return self.page_sizes if known is None else (known,)
 
     def remark(self, text: str, item: Given | None = None) -> None:
         """Say something once."""
