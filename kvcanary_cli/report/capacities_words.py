@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from typing import Any
 
 from kvcanary_cli.serving.check_result import Status
@@ -43,6 +45,8 @@ def flag_value(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, list):
         return " ".join(str(part) for part in value)
+    if isinstance(value, dict):
+        return shlex.quote(json.dumps(value))
     return "none" if value is None else str(value)
 
 

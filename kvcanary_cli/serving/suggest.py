@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvcanary_cli.serving.check_report import build_report
 from kvcanary_cli.serving.check_result import Change, Fix, Status, Suggestion
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 #: A change may bring a new failing check; after so many rounds there is no way.
 _MAX_ROUNDS = 4
 _MAX_TRIALS = 200
+_T = TypeVar("_T")
 _RESTART = (
     "these arguments give large enough capacities, but the running canary was built from other "
     "ones: start the server with these arguments, or compare them with check-capacities --against"
@@ -57,7 +58,8 @@ class Outcome:
 
     @property
     def passes_already(self) -> bool:
-        return not self.before.failing
+        """No check fails, and no start is refused in a case that cannot be ruled out."""
+        return not self.before.failing and not self.suggestions and not self.rejected
 
 
 def with_headroom(demands: Sequence[Demand], percent: float) -> list[Demand]:
@@ -86,7 +88,9 @@ def suggest(
         budget_bytes: Most that a change may cost per rank, or None.
     """
     before = build_report(reading, demands)
-    if before.failing and not build_report(reading.without_installed(), demands).failing:
+    launch = build_report(reading.without_installed(), demands)
+    known = _known(launch) | _keys(before.failing)
+    if before.failing and not _left_open(known, launch) and not launch.failing:
         return Outcome(
             before=before,
             suggestions=(),
@@ -106,20 +110,19 @@ def suggest(
             trials += 1
             given = _statements(chosen)
             report = build_report(reading, demands, given) if given else before
-            if not report.failing:
-                if chosen and _knows_as_much(before, report):
+            to_fix = _to_fix(report)
+            if not to_fix:
+                if chosen and not _left_open(known, report):
                     key = tuple(sorted((one.name, str(one.value)) for one in given))
                     found.setdefault(key, _suggestion(chosen, given, before, report))
                 continue
-            options = [alternatives(report, check) for check in report.failing]
+            options = [alternatives(report, check) for check in to_fix]
             if not chosen:
-                unfixable = [
-                    check for check, ways in zip(report.failing, options, strict=True) if not ways
-                ]
+                unfixable = [check for check, ways in zip(to_fix, options, strict=True) if not ways]
             if any(not ways for ways in options):
                 continue
             following += [_merged(chosen, combination) for combination in product(*options)]
-        pending = list(dict.fromkeys(following))
+        pending = _distinct(following)
     # Fewest flags first; among as many, the order of preference in which they were tried.
     ranked = sorted(found.values(), key=lambda one: len(one.fix.changes))
     if budget_bytes is not None:
@@ -142,7 +145,9 @@ def _fits(suggestion: Suggestion, budget_bytes: int) -> bool:
 def with_fixes(report: CheckReport, reading: Reading, demands: Sequence[Demand]) -> CheckReport:
     """The report with, beside each failing check, the changes that make it pass."""
     checks = []
-    if report.failing and not build_report(reading.without_installed(), demands).failing:
+    launch = build_report(reading.without_installed(), demands)
+    known = _known(launch) | _keys(report.failing)
+    if report.failing and not _left_open(known, launch) and not launch.failing:
         return replace(report, advice=(_RESTART,))
     for check in report.checks:
         fixes: list[Fix] = []
@@ -150,26 +155,46 @@ def with_fixes(report: CheckReport, reading: Reading, demands: Sequence[Demand])
             for way in alternatives(report, check):
                 given = _statements((way,))
                 after = build_report(reading, demands, given)
-                if _is_better(report, after, check):
+                if _is_better(report, after, check, known):
                     fixes.append(_fix((way,), report, after))
         checks.append(replace(check, fixes=tuple(fixes)))
     return replace(report, checks=tuple(checks), advice=advice(report))
 
 
-def _knows_as_much(before: CheckReport, after: CheckReport) -> bool:
-    """No check whose outcome was known is left open by the change."""
-    known = {(c.code, c.name) for c in before.checks if c.status is not Status.UNKNOWN}
-    return not any(c.status is Status.UNKNOWN and (c.code, c.name) in known for c in after.checks)
+def _to_fix(report: CheckReport) -> tuple[Check, ...]:
+    """Failing checks, and starts that may be refused if a flag rules that out."""
+    doubtful = tuple(
+        check
+        for check in report.checks
+        if check.name == "refused"
+        and check.status is Status.UNKNOWN
+        and alternatives(report, check)
+    )
+    return (*report.failing, *doubtful)
 
 
-def _is_better(before: CheckReport, after: CheckReport, check: Check) -> bool:
+def _keys(checks: Sequence[Check]) -> set[tuple[str, str]]:
+    return {(check.code, check.name) for check in checks}
+
+
+def _known(report: CheckReport) -> set[tuple[str, str]]:
+    return _keys([check for check in report.checks if check.status is not Status.UNKNOWN])
+
+
+def _left_open(known: set[tuple[str, str]], after: CheckReport) -> bool:
+    """A check whose outcome should be known has none."""
+    return bool(known & (_keys(after.checks) - _known(after)))
+
+
+def _is_better(
+    before: CheckReport, after: CheckReport, check: Check, known: set[tuple[str, str]]
+) -> bool:
     """The check passes, and no other one fails for it."""
-    failed = {(c.code, c.name) for c in before.failing}
-    failing = {(c.code, c.name) for c in after.failing}
+    failed, failing = _keys(before.failing), _keys(after.failing)
     return (
         failing < failed
         and (check.code, check.name) not in failing
-        and _knows_as_much(before, after)
+        and not _left_open(known, after)
     )
 
 
@@ -179,7 +204,12 @@ def _merged(
     """Later alternatives for the same flags take the place of earlier ones."""
     names = {change for way in combination for change in way.names}
     kept = [way for way in chosen if not names & set(way.names)]
-    return tuple(dict.fromkeys([*kept, *combination]))
+    return tuple(_distinct([*kept, *combination]))
+
+
+def _distinct(items: Sequence[_T]) -> list[_T]:
+    """Each once, in order; values of options may be lists, which have no hash."""
+    return list({repr(item): item for item in items}.values())
 
 
 def _statements(ways: Sequence[Alternative]) -> list[Given]:

@@ -12,7 +12,8 @@ from kvcanary_cli.serving.check_memory import (
     VERIFY_TOKEN_ASSERT,
 )
 from kvcanary_cli.serving.checks import HEALTH_PERIOD, SCATTER_LIMIT
-from kvcanary_cli.serving.graph_sizes import decode_sizes
+from kvcanary_cli.serving.graph_sizes import GENERATED_FROM_MAXIMUM, decode_sizes
+from kvcanary_cli.serving.option_facts import DEFAULTS
 from kvcanary_cli.serving.options import spelling_of
 from kvcanary_cli.serving.versions import parse_version
 
@@ -61,6 +62,42 @@ def captured_size(resolution: Resolution, at_least: int) -> int:
     return min((size for size in sizes if size >= at_least), default=at_least)
 
 
+def graph_maximum(resolution: Resolution, size: int) -> tuple[str, Any]:
+    """The option that decides the largest decode size in this launch, with ``size`` for it.
+
+    JSON settings beat the single options, and a list of sizes beats a maximum; a plain maximum
+    beside them would change nothing.
+    """
+    config = _passed(resolution, "cuda_graph_config")
+    decode = config.get("decode") if isinstance(config, dict) else None
+    part = decode if isinstance(decode, dict) else {}
+    maximum = _passed(resolution, "cuda_graph_max_bs_decode")
+    listed = _passed(resolution, "cuda_graph_bs_decode")
+    list_counts = (maximum is None and part.get("max_bs") is None) or parse_version(
+        resolution.version
+    ).release >= GENERATED_FROM_MAXIMUM
+    if isinstance(part.get("bs"), list) and part["bs"] and list_counts:
+        new = {**part, "bs": _up_to(part["bs"], size)}
+        if part.get("max_bs") is not None:
+            new["max_bs"] = size
+        return "cuda_graph_config", {**config, "decode": new}
+    if isinstance(listed, list) and listed and list_counts:
+        return "cuda_graph_bs_decode", _up_to(listed, size)
+    if part.get("max_bs") is not None:
+        return "cuda_graph_config", {**config, "decode": {**part, "max_bs": size}}
+    return "cuda_graph_max_bs_decode", size
+
+
+def _passed(resolution: Resolution, name: str) -> Any:
+    """An option's value if somebody passed it; None if a running server resolved it."""
+    item = resolution.given.get(name)
+    return item.value if item is not None and item.kind in ("argument", "override") else None
+
+
+def _up_to(sizes: list[int], largest: int) -> list[int]:
+    return [*sorted(size for size in sizes if size < largest), largest]
+
+
 def _workers(resolution: Resolution) -> int:
     return max(1, int(resolution.value("attn_dp_size", 1) or 1))
 
@@ -76,7 +113,7 @@ def _batch(resolution: Resolution, check: Check) -> Iterator[Alternative]:
         return
     size = captured_size(resolution, demand)
     yield Alternative(
-        (("cuda_graph_max_bs_decode", size),),
+        (graph_maximum(resolution, size),),
         f"request capacity is the larger of this and the request pool; {size} is the smallest "
         f"captured size that covers {demand}",
     )
@@ -101,13 +138,14 @@ def _tokens(resolution: Resolution, check: Check) -> Iterator[Alternative]:
             "later",
         )
     else:
+        values: list[tuple[str, Any]] = [("chunked_prefill_size", needed * workers)]
+        if needed > prefill:
+            values.append(("max_prefill_tokens", needed))
         yield Alternative(
-            (
-                ("chunked_prefill_size", needed * workers),
-                ("max_prefill_tokens", max(needed, prefill)),
-            ),
-            "the buffers hold the smaller of the two",
+            tuple(values),
+            "the buffers hold the smaller of chunked_prefill_size and max_prefill_tokens",
         )
+    yield from _more_rows(resolution, demand)
     smaller = _page_multiple(resolution, min(prefill, limit) or limit, up=False)
     observed = not check.demand_source.startswith("worst case")
     if smaller > 0 and (unchunked or chunk > smaller) and not observed:
@@ -122,10 +160,29 @@ def _tokens(resolution: Resolution, check: Check) -> Iterator[Alternative]:
         )
 
 
+def _more_rows(resolution: Resolution, tokens: int) -> Iterator[Alternative]:
+    """With speculation the buffers hold the rows of a batch times the draft tokens as well."""
+    draft = int(resolution.value("speculative_num_draft_tokens", 0) or 0)
+    if draft <= 1:
+        return
+    rows = -(-tokens // draft)
+    size = captured_size(resolution, rows)
+    if size <= PLAN_ROWS_LIMIT:
+        yield Alternative(
+            (graph_maximum(resolution, size),),
+            f"the buffers hold {size} requests of {draft} draft tokens",
+        )
+    if rows <= PLAN_ROWS_LIMIT:
+        yield Alternative(
+            (("max_running_requests", rows * _workers(resolution)),),
+            f"the buffers hold {rows} requests of {draft} draft tokens",
+        )
+
+
 def _plan_rows(resolution: Resolution, check: Check) -> Iterator[Alternative]:
     values: list[tuple[str, Any]] = []
     if int(resolution.value("cuda_graph_max_bs", 0) or 0) > PLAN_ROWS_LIMIT:
-        values.append(("cuda_graph_max_bs_decode", PLAN_ROWS_LIMIT))
+        values.append(graph_maximum(resolution, PLAN_ROWS_LIMIT))
     if int(resolution.value("req_to_token_pool_size", 0) or 0) > PLAN_ROWS_LIMIT:
         values.append(("max_running_requests", PLAN_ROWS_LIMIT * _workers(resolution)))
     if values:
@@ -197,6 +254,22 @@ def _piecewise(resolution: Resolution) -> Iterator[Alternative]:
         yield Alternative((("disable_piecewise_cuda_graph", True),), why)
 
 
+def _nothing_there(resolution: Resolution) -> Iterator[Alternative]:
+    """An input of the capacities that came out as 0."""
+    pool = resolution.value("req_to_token_pool_size")
+    asked = resolution.value("requested_max_running_requests")
+    workers = _workers(resolution)
+    if pool is not None and pool < 1 and asked is not None and asked < workers:
+        yield Alternative(
+            (("max_running_requests", workers),),
+            f"each of the {workers} attention DP workers then runs a request"
+            if workers > 1
+            else "the server then runs a request",
+        )
+    if int(resolution.value("max_prefill_tokens", 1) or 0) < 1:
+        yield Alternative((("max_prefill_tokens", DEFAULTS["max_prefill_tokens"]),), "the default")
+
+
 def _captured_reference(resolution: Resolution) -> Iterator[Alternative]:
     yield Alternative(
         (("cuda_graph_backend_decode", "disabled"),),
@@ -233,6 +306,7 @@ _REFUSALS = {
     "KVC-A02": _sweep_without_canary,
     "KVC-A03": _piecewise,
     "KVC-A04": _captured_reference,
+    "KVC-B01": _nothing_there,
     "KVC-A05": _no_real_data,
     "KVC-S08": _no_real_data,
     "KVC-W05": _no_input_assert,
