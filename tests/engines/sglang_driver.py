@@ -40,6 +40,8 @@ DESCRIPTION: dict[str, Any] = {
     "seed": 1,
 }
 _IDLE_ROUNDS = 4
+#: CPU seconds of the scheduler's thread within the recorder's hooks.
+HOOK_S = [0.0]
 
 
 def main() -> None:
@@ -54,6 +56,7 @@ def main() -> None:
     if run["record"]:
         from kvcanary_cli.record.sglang import install
 
+        time_hooks(HOOK_S)
         recorder = install(run["record"], **run["record_options"])
     scheduler = build_scheduler(run, folder)
     load = Load(scheduler, run)
@@ -74,6 +77,7 @@ def main() -> None:
         "modes": load.modes,
         "forward_s": load.forward_s,
         "thread_s": thread_s,
+        "hook_s": HOOK_S[0],
         "process_s": time.process_time() - process_begun,
         "retracted": load.retracted,
         "truth": load.truth,
@@ -83,6 +87,33 @@ def main() -> None:
     (folder / "result.json").write_text(json.dumps(result))
     sys.stdout.flush()
     os._exit(0)
+
+
+def time_hooks(spent: list[float]) -> None:
+    """Add the time that the recorder's hooks take to ``spent[0]``."""
+    from dataclasses import replace
+
+    from kvcanary_cli.record.sglang import hooks
+
+    def timed(call: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            begun = time.thread_time()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                spent[0] += time.thread_time() - begun
+
+        return None if call is None else run
+
+    plain = hooks.hooks_of
+
+    def timed_hooks(recorder: Any) -> Any:
+        return [
+            replace(hook, before=timed(hook.before), after=timed(hook.after))
+            for hook in plain(recorder)
+        ]
+
+    hooks.hooks_of = timed_hooks
 
 
 def build_scheduler(run: dict[str, Any], folder: Path) -> Any:
