@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -39,6 +40,7 @@ from kvcanary_cli.errors import (
     EXIT_FOUND,
     EXIT_NOTHING_CHECKED,
     InputError,
+    KvCanaryError,
     UsageError,
 )
 
@@ -46,7 +48,9 @@ if TYPE_CHECKING:
     from kvcanary_cli.serving.check_result import Suggestion
     from kvcanary_cli.serving.demand import Demand
     from kvcanary_cli.serving.read_raw import RawReading
+    from kvcanary_cli.serving.read_sources import Reading
     from kvcanary_cli.serving.suggest import Outcome
+    from kvcanary_cli.serving.write_back import Rewritten
 
 EPILOG = (
     "Examples:\n\n"
@@ -93,6 +97,9 @@ def suggest_flags(
         Path | None,
         typer.Option(help="Write the YAML source with the suggested flags to this file."),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Let --write replace a file that is no source.")
+    ] = False,
     form: Annotated[
         FormName | None,
         typer.Option("--as", help="Only the suggestion: as flags, as YAML lines, as a diff."),
@@ -104,6 +111,7 @@ def suggest_flags(
     """Find the smallest change of flags with which every capacity check passes."""
     from kvcanary_cli.report import capacities_json, suggest_text
     from kvcanary_cli.serving.read_overrides import parse_bytes
+    from kvcanary_cli.serving.write_back import rewritten_source
 
     if form is not None and output_format is FormatName.json:
         raise UsageError("--as is a text form: leave --format out")
@@ -124,13 +132,25 @@ def suggest_flags(
         peak_batch_size=peak_batch_size,
         peak_tokens=peak_tokens,
     )
+    if write is not None and not overwrite:
+        _refuse_to_replace(write, options.sources)
     percent = parse_percent(headroom)
     budget_bytes = None if budget is None else parse_bytes(budget, "--budget")
-    outcome, parts, notes = make_outcome(options, percent, budget_bytes)
+    looked = look(options, percent, budget_bytes)
+    outcome = looked.outcome
     best = outcome.suggestions[0] if outcome.suggestions else None
-    rewritten = _rewritten(best, parts, outcome, wanted=write is not None or form is FormName.diff)
+    rewritten: Rewritten | None = None
+    failure: KvCanaryError | None = None
+    if write is not None or form is FormName.diff:
+        try:
+            rewritten = rewritten_source(best, looked.parts, looked.reading, looked.demands)
+        except (InputError, UsageError) as error:
+            if form is FormName.diff:
+                raise
+            # The suggestion holds all the same, so it is shown first.
+            failure = error
     with result_output(output, quiet=quiet) as out:
-        for note in notes:
+        for note in looked.notes:
             out.note(f"note: {note}")
         if not quiet:
             for notice in outcome.before.notices:
@@ -146,14 +166,25 @@ def suggest_flags(
         else:
             for part in suggest_text.render_suggestions(outcome, budget_bytes):
                 out.print(part)
-        if write is not None:
+        if write is not None and failure is None:
             _write(write, best, rewritten, out)
+    if failure is not None:
+        raise failure
     raise typer.Exit(exit_code(outcome))
 
 
-def make_outcome(
-    options: ServingOptions, percent: float, budget_bytes: int | None
-) -> tuple[Outcome, list[RawReading], list[str]]:
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What was found, and what it was found in."""
+
+    outcome: Outcome
+    reading: Reading
+    parts: list[RawReading]
+    demands: list[Demand]
+    notes: list[str]
+
+
+def look(options: ServingOptions, percent: float, budget_bytes: int | None) -> Looked:
     """Read the sources and the demand, and look for changes.
 
     Raises:
@@ -173,7 +204,8 @@ def make_outcome(
     # Their peaks are among the demands now, where the headroom reaches them.
     reading = replace(reading, observed=())
     demands = with_headroom(demands, percent)
-    return suggest(reading, demands, budget_bytes=budget_bytes), parts, notes
+    outcome = suggest(reading, demands, budget_bytes=budget_bytes)
+    return Looked(outcome, reading, parts, demands, notes)
 
 
 def parse_percent(text: str) -> float:
@@ -204,31 +236,19 @@ def exit_code(outcome: Outcome) -> int:
     return EXIT_FOUND
 
 
-def _rewritten(
-    best: Suggestion | None, parts: list[RawReading], outcome: Outcome, *, wanted: bool
-) -> tuple[str, str, str] | None:
-    """Name, text and changed text of the last YAML source."""
-    from kvcanary_cli.serving.read_source import load
-    from kvcanary_cli.serving.rewrite_yaml import rewrite
-
-    if not wanted:
-        return None
-    files = [part.name for part in parts if part.kind == "yaml" and part.name != "stdin"]
-    if not files:
-        raise UsageError(
-            "--write and --as diff change a YAML source, and none was given",
-            hint="use --as flags or --as yaml",
-        )
-    text = load(files[-1])[0]
-    if best is None:
-        return files[-1], text, text
-    version = outcome.before.resolution.version
-    return files[-1], text, rewrite(text, best.fix.changes, version, files[-1])
+def _refuse_to_replace(path: Path, sources: list[str]) -> None:
+    """A source may be changed in place; any other file needs ``--overwrite``."""
+    if not path.is_file():
+        return
+    if any(Path(name).is_file() and path.samefile(name) for name in sources):
+        return
+    raise UsageError(
+        f"--write {path}: the file exists and is no source of this command",
+        hint="choose another name, or add --overwrite",
+    )
 
 
-def _as(
-    form: FormName, best: Suggestion | None, rewritten: tuple[str, str, str] | None
-) -> list[str]:
+def _as(form: FormName, best: Suggestion | None, rewritten: Rewritten | None) -> list[str]:
     from kvcanary_cli.report.suggest_text import flags_line
     from kvcanary_cli.serving.rewrite_yaml import yaml_value
 
@@ -244,22 +264,18 @@ def _as(
             for change in best.fix.changes
         ]
     assert rewritten is not None
-    name, old, new = rewritten
-    lines = difflib.unified_diff(
-        old.splitlines(keepends=True), new.splitlines(keepends=True), name, name
-    )
+    old, new = (text.splitlines(keepends=True) for text in (rewritten.old, rewritten.new))
+    lines = difflib.unified_diff(old, new, rewritten.name, rewritten.name)
     return [line if line.endswith("\n") else line + "\n" for line in lines]
 
 
-def _write(
-    path: Path, best: Suggestion | None, rewritten: tuple[str, str, str] | None, out: Output
-) -> None:
+def _write(path: Path, best: Suggestion | None, rewritten: Rewritten | None, out: Output) -> None:
     if best is None or rewritten is None:
         out.note(f"{path}: not written, there is nothing to change")
         return
     try:
-        with path.open("w", encoding="utf-8", newline="") as file:
-            file.write(rewritten[2])
+        with path.open("w", encoding=rewritten.encoding, newline="") as file:
+            file.write(rewritten.new)
     except OSError as error:
         raise InputError(
             f"{path}: cannot be written: {error.strerror}", hint="choose another path for --write"
@@ -267,4 +283,4 @@ def _write(
     for change in best.fix.changes:
         if not change.flag.startswith("-"):
             out.note(f"set {change.flag} in the environment: a configuration file cannot")
-    out.note(f"{path}: written")
+    out.note(f"{path}: written, {rewritten.name} with the suggestion")

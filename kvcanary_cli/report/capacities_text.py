@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from kvcanary_cli.serving.check_result import Check, CheckReport, Fix
+    from kvcanary_cli.serving.check_result import Check, CheckReport
     from kvcanary_cli.serving.values import CapacityPart
 
 _RIGHT = frozenset({"limit", "demand", "margin", "value", "here", "there"})
@@ -129,18 +129,19 @@ def _messages(report: CheckReport) -> Iterator[RenderableType]:
 
 
 def _fixes(report: CheckReport) -> Iterator[RenderableType]:
-    lines = []
-    helped: dict[Fix, list[str]] = {}
+    helped: dict[str, list[str]] = {}
+    fixed: set[tuple[str, str]] = set()
     for check in report.failing:
         for fix in check.fixes:
-            helped.setdefault(fix, []).append(check.code or check.name)
-    for fix, codes in helped.items():
-        flags = " ".join(setting(change.flag, change.after) for change in fix.changes)
-        cost = "" if fix.cost_bytes is None else f", costs {size(fix.cost_bytes)}"
-        lines.append(f"  {', '.join(codes)}: {flags} ({fix.why}{cost})")
+            flags = " ".join(setting(change.flag, change.after) for change in fix.changes)
+            cost = "" if fix.cost_bytes is None else f", costs {size(fix.cost_bytes)}"
+            helped.setdefault(f"{flags} ({fix.why}{cost})", []).append(check.code or check.name)
+            fixed.add((check.code, check.message))
+    lines = [f"  {', '.join(codes)}: {what}" for what, codes in helped.items()]
     lines += [f"  {line}" for line in report.advice]
     for refusal in report.refusals:
-        lines.append(f"  {refusal.code or 'server'} refused: {refusal.fix}")
+        if (refusal.code, refusal.message) not in fixed:
+            lines.append(f"  {refusal.code or 'server'} refused: {refusal.fix}")
     if lines:
         yield ""
         yield Text("what helps:")

@@ -25,8 +25,10 @@ _MAX_ALTERNATIVES = 5
 def suggest_summary(outcome: Outcome) -> str:
     """One line: what to change, or why nothing helps."""
     if outcome.before.verdict is Verdict.NOT_CHECKED:
-        first = f"set {flags_line(outcome.suggestions[0])}; otherwise " * bool(outcome.suggestions)
-        return first + summary_line(outcome.before)
+        rest = summary_line(outcome.before)
+        if not outcome.suggestions:
+            return rest
+        return f"set {flags_line(outcome.suggestions[0])}; otherwise {rest}"
     if outcome.passes_already:
         open_checks = _unknown_checks(outcome.before)
         if not open_checks:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvcanary_cli.report.capacities_text import render
 from kvcanary_cli.report.suggest_text import flags_line, suggest_summary
 from kvcanary_cli.serving.check_report import build_report
 from kvcanary_cli.serving.demand import observed_demands, stated_demands
@@ -16,7 +17,7 @@ from kvcanary_cli.serving.read_command import read_words
 from kvcanary_cli.serving.read_log import read_log
 from kvcanary_cli.serving.read_sources import Reading, merge
 from kvcanary_cli.serving.read_yaml import read_yaml
-from kvcanary_cli.serving.suggest import Outcome, suggest
+from kvcanary_cli.serving.suggest import Outcome, suggest, with_fixes
 from kvcanary_cli.serving.values import Given
 from tests.capacities.test_check_rules import H100, model
 
@@ -204,3 +205,12 @@ def test_a_value_that_is_large_enough_is_not_part_of_the_change() -> None:
     one = launched("--chunked-prefill-size 2048 --max-prefill-tokens 16384", "0.5.23")
     demands = stated_demands(peak_batch_size=None, peak_tokens=9000)
     assert flags(suggest(one, demands))[0] == "--chunked-prefill-size 9000"
+
+
+def test_a_refusal_is_advised_once() -> None:
+    one = launched("--kv-canary-sweep-interval 10", "0.5.23")
+    report = with_fixes(build_report(one), one, [])
+    text = "\n".join(str(part) for part in render(report, width=200, verbose=False))
+    helps = text.partition("what helps:\n")[2].splitlines()
+    assert [line for line in helps if line.startswith("  KVC-A02: ")]
+    assert not [line for line in helps if line.startswith("  KVC-A02 refused: ")]
