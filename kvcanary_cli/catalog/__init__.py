@@ -6,10 +6,11 @@ Plain text and regular expressions only: nothing here needs torch, and it works 
 from __future__ import annotations
 
 from kvcanary_cli.catalog.entry import Entry, Phase, Severity
-from kvcanary_cli.catalog.explanation import Explanation, explain_code, explain_text
+from kvcanary_cli.catalog.explanation import Explanation, explain_code, explain_text, merged
 from kvcanary_cli.catalog.load import catalogue, entry_of
 from kvcanary_cli.catalog.log_result import LogSummary
 from kvcanary_cli.catalog.log_scan import scan_log
+from kvcanary_cli.catalog.match import plain_marks
 from kvcanary_cli.catalog.nearest import nearest_codes, nearest_entries
 
 __all__ = [
@@ -22,7 +23,9 @@ __all__ = [
     "entry_of",
     "explain_code",
     "explain_text",
+    "merged",
     "nearest_codes",
     "nearest_entries",
+    "plain_marks",
     "scan_log",
 ]

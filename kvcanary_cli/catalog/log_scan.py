@@ -7,8 +7,7 @@ these words first; only lines that have one are decoded and matched.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import IO, TYPE_CHECKING, TypeVar
 
 from kvcanary_cli.catalog.load import catalogue
@@ -59,7 +58,14 @@ _TIME = re.compile(
 )
 _TIME_COLUMNS = 120
 _MESSAGE_START = re.compile(r"(?:kv-canary(?: \w+)?: |kv_canary |\[canary\] |KV cache canary )")
+# A setting of a configuration file begins like a message and is none.
+_SETTING = re.compile(
+    r"[\s\-]*['\"]?kv-canary: *['\"]?(?:none|log|raise|on|off|true|false|null|~)?['\"]?\s*(?:#.*)?",
+    re.IGNORECASE,
+)
 _VIOLATION_START = "kv_canary violation: "
+_DIGIT = re.compile(r"\d")
+_SHAPE_NUMBER = re.compile(r"0x[0-9a-f]{16}(?![0-9A-Za-z])|\d+")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
@@ -150,7 +156,7 @@ def _scan_block(
         line_number += block.count(b"\n", counted, start)
         counted = start
         before = _before(block, start, context)
-        time = clock.at(base + start, block[start : start + _TIME_COLUMNS], before)
+        time = clock.at(base + start, block[start : min(end, start + _TIME_COLUMNS)], before)
         for first, last, bound in _pieces(start, end):
             _match_line(
                 block[first:last],
@@ -200,6 +206,22 @@ def _before(block: bytes, start: int, context: bytes) -> bytes:
     return context[-(_CONTEXT_BYTES - start) :] + block[:start]
 
 
+@lru_cache(maxsize=4096)
+def _candidates(shape: str) -> tuple[tuple[str, Entry], ...]:
+    """Anchors and entries that lines of this shape can hold, the most specific first.
+
+    A log repeats few shapes in many lines, so most lines are done without looking for each anchor.
+
+    Args:
+        shape: A line with each number as one letter.
+    """
+    return tuple(
+        (anchor, entry)
+        for anchor, entry in _by_specificity()
+        if anchor in shape or _DIGIT.search(anchor)
+    )
+
+
 @cache
 def _by_specificity() -> tuple[tuple[str, Entry], ...]:
     """Anchors and entries, the most specific first."""
@@ -219,13 +241,15 @@ def _match_line(
         text = _ESCAPES.sub("", raw.decode("utf-8", errors="replace").rstrip("\r"))
     matches = [match for match in _messages(text, before) if match[2] < bound]
     started = _MESSAGE_START.search(text)
+    if started is not None and not matches and _SETTING.fullmatch(text):
+        return
     if not matches and (started is None or started.start() >= bound):
         return
     shown = text.strip()
     if len(shown) > _MAX_SHOWN:
         begin = matches[0][2] if matches else started.start() if started else 0
         shown = text[begin : begin + _MAX_SHOWN].strip() + " ..."
-    place = replace(where, text=shown)
+    place = Place(where.line, where.timestamp, shown)
     for entry, fields, _ in matches:
         _count(summary.kinds, entry.code, place)
         summary.last_fields[entry.code] = fields
@@ -248,7 +272,7 @@ def _messages(text: str, before: bytes) -> Iterator[tuple[Entry, dict[str, str],
         if match and "canary" not in text[: match.start()] + text[match.end() :]:
             yield entry, entry.matcher.values(match), match.start()
             return
-    for anchor, entry in _by_specificity():
+    for anchor, entry in _candidates(_SHAPE_NUMBER.sub("N", text)):
         if anchor not in text:
             continue
         if entry.whole and not _ends_canary_traceback(before):

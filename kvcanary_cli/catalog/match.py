@@ -18,6 +18,17 @@ if TYPE_CHECKING:
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 _REPLY_MARKS = re.compile(r"^[ \t]*>[ \t]?", re.MULTILINE)
 _FRAME = re.compile(r"^[ \t]*[│┃║][ \t]?|[ \t]*[│┃║][ \t]*$", re.MULTILINE)
+_PLAIN = str.maketrans(
+    {
+        **dict.fromkeys("\u2018\u2019\u201a\u201b\u2032", "'"),
+        **dict.fromkeys("\u201c\u201d\u201e\u201f\u2033\u00ab\u00bb", '"'),
+        **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe58\ufe63\uff0d", "-"),
+        # A word processor's long dash stands for the two of an option.
+        **dict.fromkeys("\u2014\u2015", "--"),
+        **dict.fromkeys("\u00a0\u2007\u2009\u200a\u202f\u3000", " "),
+        **dict.fromkeys("\u00ad\u200b\u200c\u200d\u2060\ufeff", ""),
+    }
+)
 _LINE_BREAK = re.compile(r"\n[ \t]*")
 _ELLIPSIS = re.compile(r"\s*(?:\.\.\.|…|\[truncated\])[\s\"'`]*\Z")
 _CANARY_FRAME = re.compile(r"kv_canary|kvcanary")
@@ -65,9 +76,14 @@ class Match:
     whole: bool = True
 
 
+def plain_marks(text: str) -> str:
+    """``text`` with the quotes, dashes and blanks that word processors put in as plain ones."""
+    return text if text.isascii() else text.translate(_PLAIN)
+
+
 def cleaned(text: str) -> str:
     """``text`` without colours, frames, reply marks and the escapes of JSON strings."""
-    text = _ESCAPES.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    text = plain_marks(_ESCAPES.sub("", text)).replace("\r\n", "\n").replace("\r", "\n")
     text = text.replace("\\n", "\n").replace('\\"', '"')
     text = _FRAME.sub("", text)
     if all(line.lstrip().startswith(">") for line in text.splitlines() if line.strip()):

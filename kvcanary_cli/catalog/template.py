@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PLACEHOLDER = re.compile(r"\{([a-z_]\w*)\}")
-_SPACE = re.compile(r"\s+")
 _BREAK = r"[ \t]*\n[ \t]*"
 
 # Lengths are bounded so that no line, however long, makes a search slow.
@@ -53,7 +52,7 @@ _AROUND = "\"'`,;"
 
 def squeeze(text: str) -> str:
     """``text`` without any white space."""
-    return _SPACE.sub("", text)
+    return "".join(text.split())
 
 
 def _choice(kind: str) -> str | None:
@@ -93,7 +92,7 @@ class Piece:
         """A value as the message had it, without the marks of wrapping and quoting."""
         if self.kind in _SOLID:
             return squeeze(value)
-        value = _SPACE.sub(" ", value).strip()
+        value = " ".join(value.split())
         if self.kind == "repr":
             value = value.strip("'\"")
         return value

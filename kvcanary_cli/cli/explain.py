@@ -35,6 +35,10 @@ EPILOG = (
     "violations; 2 wrong usage or an unknown code; 4 unreadable; 5 nothing was recognised."
 )
 _CODE = re.compile(r"(?:kvc[-_]?\w{0,8}|[a-z]\d{1,3})", re.IGNORECASE)
+# A code in the middle of prose has to look more like one.
+_CODE_IN_PROSE = re.compile(r"\bkvc[-_ ]?[a-z][-_ ]?\d{2}\b", re.IGNORECASE)
+_BETWEEN_CODES = re.compile(r"[\s,;/+&|]+")
+_AROUND_CODES = " \t\r\n.,;:!?()[]<>{}\"'`*_"
 _PIPE_COLUMNS = 100
 _RULE = "\n" + "-" * 20 + "\n\n"
 _SHOWN = 160
@@ -162,7 +166,7 @@ def _texts(what: list[str]) -> list[str]:
             texts.append(
                 sys.stdin.buffer.read(_MAX_MESSAGE_BYTES).decode("utf-8", errors="replace")
             )
-        elif _CODE.fullmatch(text.strip()) or any(char.isspace() for char in text.strip()):
+        elif _is_code(text) or any(char.isspace() for char in text.strip()):
             flush()
             texts.append(text)
         else:
@@ -171,17 +175,34 @@ def _texts(what: list[str]) -> list[str]:
     return texts
 
 
-def _look_up(text: str) -> Entry | None:
-    """The entry of a code, or None if the text is no code.
+def _code_words(text: str) -> list[str]:
+    """The words of a text that holds nothing but codes; empty if it holds something else."""
+    from kvcanary_cli.catalog import plain_marks
+
+    parts = _BETWEEN_CODES.split(plain_marks(text).strip(_AROUND_CODES))
+    words = [part.strip(_AROUND_CODES) for part in parts]
+    return words if all(_CODE.fullmatch(word) for word in words) else []
+
+
+def _is_code(text: str) -> bool:
+    return len(_code_words(text)) == 1
+
+
+def _codes_in_prose(text: str) -> list[str]:
+    from kvcanary_cli.catalog import plain_marks
+
+    return _CODE_IN_PROSE.findall(plain_marks(text))
+
+
+def _look_up(text: str) -> Entry:
+    """The entry of a code.
 
     Raises:
-        UsageError: It looks like a code, and there is none of that name.
+        UsageError: There is none of that name.
     """
     from kvcanary_cli.catalog import entry_of, nearest_codes
 
-    if not _CODE.fullmatch(text.strip()):
-        return None
-    entry = entry_of(text)
+    entry = entry_of(text.replace(" ", "-"))
     if entry is None:
         near = nearest_codes(text)
         raise UsageError(
@@ -193,16 +214,18 @@ def _look_up(text: str) -> Entry | None:
 
 
 def _print_explanations(out: Output, what: list[str], as_json: bool) -> int:
-    from kvcanary_cli.catalog import explain_code, explain_text, nearest_entries
+    from kvcanary_cli.catalog import explain_code, explain_text, merged, nearest_entries
 
-    looked_up = [(text, _look_up(text)) for text in _texts(what)]
     explanations: list[Explanation] = []
     unmatched: list[tuple[str, list[Entry]]] = []
-    for text, entry in looked_up:
-        found = [explain_code(entry)] if entry else explain_text(text)
+    for text in _texts(what):
+        codes = _code_words(text)
+        found = [] if codes else explain_text(text)
+        found += [explain_code(_look_up(code)) for code in codes or _codes_in_prose(text)]
         explanations += found
         if not found:
             unmatched.append((text, nearest_entries(text)))
+    explanations = merged(explanations)
     if as_json:
         from kvcanary_cli.report.explain_json import explanations_object
 

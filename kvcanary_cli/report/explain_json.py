@@ -45,6 +45,9 @@ def _explanation(explanation: Explanation) -> dict[str, Any]:
     return {
         **_entry_head(explanation.entry),
         "matched": None if match is None else {"fields": match.fields, "whole": match.whole},
+        "further": [
+            {"fields": other.fields, "whole": other.whole} for other in explanation.further
+        ],
         "remarks": list(explanation.remarks),
         "meaning": list(explanation.meaning),
         "when": list(explanation.when),

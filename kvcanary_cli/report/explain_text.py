@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # Prose wider than this is hard to read, however wide the terminal is.
 _WIDEST_PROSE = 100
 _NARROWEST_PROSE = 40
+_MOST_FURTHER = 10
 
 
 def _prose(text: str, width: int, first: str, rest: str) -> list[str]:
@@ -67,6 +68,11 @@ def explanation_lines(explanation: Explanation, *, width: int) -> Iterator[str]:
         yield ""
         yield "In your message" + ("" if match.whole else ", which is cut short")
         yield f"  {shown}"
+        for match in explanation.further[:_MOST_FURTHER]:
+            shown = ", ".join(f"{name} = {safe(value)}" for name, value in match.fields.items())
+            yield f"  also: {shown}" + ("" if match.whole else ", cut short")
+        if len(explanation.further) > _MOST_FURTHER:
+            yield f"  and {len(explanation.further) - _MOST_FURTHER} more; kvcanary explain --log"
     if explanation.remarks:
         for remark in explanation.remarks:
             yield from _prose(remark, width, "  ", "  ")
