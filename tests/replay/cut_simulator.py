@@ -167,7 +167,10 @@ class Simulator:
             self._say("launch", step=self.step + self.random.randint(0, 2), req=requests[0].name)
         self._run(event, rows)
         if self.draft and mode != "TARGET_VERIFY":
-            self._run(self._batch(rows, mode) | {"worker": "draft"}, rows)
+            batch = self._batch(rows, mode) | {"worker": "draft"}
+            if "landed" in batch:
+                batch["landed"]["pool"] = "draft"
+            self._run(batch, rows)
         for request in requests:
             if mode != "EXTEND" or not self._often(0.2):
                 request.tokens.append(self.random.randint(1, 9))

@@ -87,6 +87,7 @@ class _Maker:
         self.row_len = pool["row_len"]
         self.max_slot = pool.get("max_slot", pool["slots"])
         extra = self.max_slot - pool["slots"] if pool["swa_slots"] else 0
+        self.has_swa = pool["swa_slots"] > 0
         self.swa_max = pool["swa_slots"] + extra
         self.tokens_absent = header["tokens"] == "absent"
         self.steps: dict[tuple[str, int], int] = {}
@@ -128,6 +129,8 @@ class _Maker:
                     continue
                 case "slots" | "shared" | "gone":
                     out[f.name] = self.slots()
+                case "at":
+                    out[f.name] = self.words(len(out["slots"]))
                 case "row":
                     out[f.name] = self.draw(st.integers(0, self.rows - 1))
                 case "pos":
@@ -239,7 +242,11 @@ class _Maker:
         if self.maybe():
             out["namespaces"] = [None if r is None else "n" for r in out["reqs"]]
         if self.draw(st.integers(0, 3)) == 0:
-            out["landed"] = {"pool": "swa", "slots": self.ints(-1, self.swa_max, tokens)}
+            draft = out.get("worker") == "draft"
+            pools = ["draft", "full"] if draft else ["full", "swa"] if self.has_swa else ["full"]
+            pool = self.draw(st.sampled_from(pools))
+            last = self.swa_max if pool == "swa" else self.max_slot
+            out["landed"] = {"pool": pool, "slots": self.ints(-1, last, tokens)}
         if self.draw(st.integers(0, 3)) == 0:
             out["row_as_read"] = {str(self.draw(st.integers(0, self.rows - 1))): self.slots(3)}
         if self.draw(st.integers(0, 3)) == 0:

@@ -188,6 +188,14 @@ def test_a_folder_without_anything_in_it(
     assert "one by one, or a .kvtrace folder" in capsys.readouterr().err
 
 
+def test_a_folder_of_rank_traces_may_be_called_like_one(tmp_path: Path) -> None:
+    recording = tmp_path / "run.kvtrace"
+    recording.mkdir()
+    for rank in range(2):
+        _record(recording / f"tp{rank}.kvtrace")
+    assert main(["replay", "-q", str(recording)]) in (0, 1)
+
+
 def test_a_last_segment_that_is_unsafe_is_refused_not_skipped(tmp_path: Path) -> None:
     import torch
 
