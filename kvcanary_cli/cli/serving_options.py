@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from kvcanary_cli.errors import UsageError
+from kvcanary_cli.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from kvcanary_cli.serving.demand import Demand
@@ -192,7 +192,7 @@ def read_demands(options: ServingOptions, draft_tokens: int) -> list[Demand]:
         text, shown = load(name)
         seen = read_log(text, shown).observed
         if seen is None or not (seen.batch_lines or seen.errors):
-            raise UsageError(
+            raise InputError(
                 f"--log {name}: holds no batch line and no canary message",
                 hint="give the log of a server under load",
             )

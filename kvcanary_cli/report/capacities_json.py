@@ -74,12 +74,14 @@ def _plain(value: Any) -> Any:
 def report_object(report: CheckReport) -> dict[str, Any]:
     """A report as an object without a head."""
     resolution = report.resolution
+    version = resolution.given.get("sglang_version")
     out: dict[str, Any] = {
         "sources": list(report.sources),
         "server_version": {
             "rules": resolution.version,
             "stated": resolution.stated_version,
             "basis": resolution.version_basis,
+            "source": "" if version is None else version.source,
         },
         "resolved": {
             name: {"value": found.value, "source": found.source}

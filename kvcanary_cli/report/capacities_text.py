@@ -51,10 +51,8 @@ def render(report: CheckReport, *, width: int, verbose: bool) -> Iterator[Render
         width: Columns of the terminal.
         verbose: Whether every resolved value is shown.
     """
-    resolution = report.resolution
     yield Text(safe(f"sources: {', '.join(report.sources)}"))
-    basis = "" if resolution.version_basis == "given" else f" ({resolution.version_basis})"
-    yield Text(safe(f"server: sglang {resolution.version}{basis}"))
+    yield Text(safe(f"server: sglang {_version(report)}"))
     yield ""
     yield from _values(report, width, verbose)
     yield from _capacities(report, width)
@@ -67,6 +65,16 @@ def render(report: CheckReport, *, width: int, verbose: bool) -> Iterator[Render
     yield from _remarks(report)
     yield ""
     yield Text(summary_line(report), style="bold")
+
+
+def _version(report: CheckReport) -> str:
+    """The version whose rules apply, where it stands, and what was assumed."""
+    resolution = report.resolution
+    if resolution.version_basis != "given":
+        return f"{resolution.version} ({resolution.version_basis})"
+    found = resolution.given.get("sglang_version")
+    shown = resolution.stated_version or resolution.version
+    return shown if found is None else f"{shown} ({found.source})"
 
 
 def _values(report: CheckReport, width: int, verbose: bool) -> Iterator[RenderableType]:

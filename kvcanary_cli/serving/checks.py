@@ -245,6 +245,8 @@ def _verify_entries(resolution: Resolution, part: CapacityPart, demands: Demands
     cause = f"unknown: {demands.unknown.get('verify_entries', '')}"
     if part.value is not None:
         cause = _sharing_cause(resolution, part.value, most)
+    if failed:
+        cause = f"the server allocated {part.value} entries ({part.source})"
     message = verify_overflow_text(occurrences=1, capacity=part.value or 0) if failed else ""
     status = Status.UNKNOWN if demand is None or part.value is None else Status.OK
     return Check(

@@ -206,6 +206,11 @@ def _verify_entries(resolution: Resolution, items: list[Demand], unknown: dict[s
     if slots is None:
         unknown["verify_entries"] = "pool_slot_count"
         return
+    most = sharing_limit(resolution)
+    if most is not None and most < slots:
+        what = f"worst case: {running_limit(resolution)} requests of full context"
+        items.append(Demand("verify_entries", most, what, False))
+        return
     items.append(Demand("verify_entries", int(slots), "worst case: a full pool, read once", False))
 
 

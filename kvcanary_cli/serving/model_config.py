@@ -24,6 +24,7 @@ _CONTEXT_KEYS = (
     "model_max_length",
     "max_position_embeddings",
 )
+_VISION_LAYER_KEYS = ("num_hidden_layers", "depth", "num_layers", "layers")
 _LARGEST = 1 << 40
 
 
@@ -194,15 +195,16 @@ def parse_model_config(config: Any, where: str) -> ModelFacts:
         dtype=str(read.raw("torch_dtype", "dtype") or "").removeprefix("torch."),
         kv_dtype=_checkpoint_kv_dtype(config),
         multimodal=vision is not None or isinstance(config.get("audio_config"), dict),
-        vision_layers=_int_of(vision, "num_hidden_layers"),
+        vision_layers=_int_of(vision, *_VISION_LAYER_KEYS),
         vision_hidden=_int_of(vision, "hidden_size"),
     )
 
 
-def _int_of(config: Any, key: str) -> int | None:
-    value = config.get(key) if isinstance(config, dict) else None
-    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _LARGEST:
-        return value
+def _int_of(config: Any, *keys: str) -> int | None:
+    for key in keys:
+        value = config.get(key) if isinstance(config, dict) else None
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _LARGEST:
+            return value
     return None
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvcanary_cli.serving.declared_variables import declared_words
 from kvcanary_cli.serving.read_raw import MAX_CONFIG_BYTES, RawEnv, RawOption, RawReading
 from kvcanary_cli.serving.read_yaml import read_yaml
 from kvcanary_cli.serving.shell_words import ShellError, Word, split_commands
@@ -97,8 +98,12 @@ def read_script(text: str, name: str, *, pick: int | None = None) -> RawReading:
     reading = RawReading(name, "command")
     launches: list[Launch] = []
     env: dict[str, Located] = {}
-    variables: dict[str, list[Word]] = {}
     try:
+        env = {
+            key: Located(word.text, Place(name, word.line, word.column), word.unset)
+            for key, word in declared_words(text)
+        }
+        variables = variables_of(env)
         commands = split_commands(text, variables=variables)
     except ShellError as error:
         reading.problem(Place(name, error.line, error.column), error.text)
@@ -192,12 +197,21 @@ def find_launch(
     )
 
 
+def variables_of(env: dict[str, Located]) -> dict[str, list[Word]]:
+    """Environment variables as what a shell's text expands to."""
+    return {
+        name: [Word(value.text, value.place.line or 1, value.place.column or 1, value.unset)]
+        for name, value in env.items()
+    }
+
+
 def _find_nested(
     word: Located, env: dict[str, Located], launches: list[Launch], depth: int
 ) -> None:
     line, column = word.place.line or 1, word.place.column or 1
+    variables = variables_of(env)
     try:
-        commands = split_commands(word.text, line=line, column=column + 1)
+        commands = split_commands(word.text, line=line, column=column + 1, variables=variables)
     except ShellError:
         return
     for command in commands:
@@ -219,7 +233,7 @@ def _environment_of(words: Sequence[Located], env: dict[str, Located]) -> None:
             if text.startswith(prefix) and "=" in text[len(prefix) :]:
                 text = text[len(prefix) :]
         found = ENV.match(text)
-        if found and found.group(1).startswith("SGLANG_"):
+        if found:
             env[found.group(1)] = Located(found.group(2), word.place, word.unset)
 
 
@@ -232,6 +246,9 @@ def _read_launch(reading: RawReading, launch: Launch, folders: list[Path]) -> No
             "remove the blanks after the backslash",
         )
     for name, value in launch.env.items():
+        # The others matter only as what a word of the command expands to.
+        if not name.startswith("SGLANG_"):
+            continue
         reading.items.append(RawEnv(name, value.text, value.place))
     options = list(_options(reading, launch))
     _merge_config(reading, options, folders)
@@ -335,6 +352,6 @@ def _config_file(reading: RawReading, value: Located, folders: list[Path]) -> Ra
     reading.problem(
         value.place,
         f"--config {name}: no such file",
-        "give the file as a source of its own, before the command",
+        "put a copy of the file there, or remove --config here and give its keys with --set",
     )
     return None

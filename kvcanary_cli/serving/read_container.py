@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import yaml
 
-from kvcanary_cli.serving.read_command import ENV, Launch, Located, find_launch, finish
+from kvcanary_cli.serving.read_command import (
+    ENV,
+    Launch,
+    Located,
+    find_launch,
+    finish,
+    variables_of,
+)
 from kvcanary_cli.serving.read_raw import RawReading
 from kvcanary_cli.serving.read_yaml import compose, mark_place
 from kvcanary_cli.serving.shell_words import ShellError, Word, split_commands
@@ -17,6 +25,7 @@ if TYPE_CHECKING:
 
 #: Manifests nest deep, but not deeper.
 _MAX_DEPTH = 40
+_RUNTIME_EXPANSION = re.compile(r"\$\$(?=[\w{(])|\$\(([A-Za-z_]\w*)\)")
 
 
 def read_container(text: str, name: str, *, pick: int | None = None) -> RawReading:
@@ -31,6 +40,15 @@ def read_container(text: str, name: str, *, pick: int | None = None) -> RawReadi
         return reading
     for launch in launches:
         launch.env = {**env, **launch.env}
+    if not launches:
+        reading.problem(
+            Place(name, 1, 1),
+            "a manifest without a launch command: no container runs python -m "
+            "sglang.launch_server or sglang serve",
+            "the image's own entry point is not in the file: give the command with --, or the "
+            "values as YAML",
+        )
+        return reading
     return finish(reading, launches, text, pick)
 
 
@@ -59,36 +77,49 @@ def _from_mapping(
     name: str, node: yaml.MappingNode, env: dict[str, Located], launches: list[Launch]
 ) -> None:
     """Command and environment of one service or container."""
-    words: list[Located] = []
-    for wanted in ("entrypoint", "command", "args"):
-        for key, value in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value == wanted:
-                words += _command_words(name, value)
     own: dict[str, Located] = {}
     for key, value in node.value:
         if isinstance(key, yaml.ScalarNode) and key.value in ("environment", "env"):
             own.update(_environment(name, value))
+    words: list[Located] = []
+    for wanted in ("entrypoint", "command", "args"):
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value == wanted:
+                words += _command_words(name, value, own)
     if words:
         find_launch(words, own, launches, None, 0)
     elif own:
         env.update(own)
 
 
-def _command_words(name: str, value: yaml.Node) -> list[Located]:
+def _expanded(text: str, env: dict[str, Located]) -> str:
+    """``$(NAME)`` as the container runtime expands it, and ``$$`` as the dollar it stands for."""
+
+    def value(found: re.Match[str]) -> str:
+        if found.group(1) is None:
+            return "$"
+        known = env.get(found.group(1))
+        return found.group() if known is None else known.text
+
+    return _RUNTIME_EXPANSION.sub(value, text)
+
+
+def _command_words(name: str, value: yaml.Node, env: dict[str, Located]) -> list[Located]:
     nodes = value.value if isinstance(value, yaml.SequenceNode) else [value]
     out: list[Located] = []
     for node in nodes:
         if not isinstance(node, yaml.ScalarNode):
             continue
         place = mark_place(name, node)
+        text = _expanded(node.value, env)
         if isinstance(value, yaml.ScalarNode):
             try:
-                for command in split_commands(node.value):
+                for command in split_commands(text, variables=variables_of(env)):
                     out += [Located(w.text, _inner(place, node, w), w.unset) for w in command.words]
             except ShellError:
-                out.append(Located(node.value, place))
+                out.append(Located(text, place))
         else:
-            out.append(Located(node.value, place))
+            out.append(Located(text, place))
     return out
 
 

@@ -28,6 +28,10 @@ _CONTAINER = re.compile(
     r"^\s*(?:-\s+)?(?:services|apiVersion|kind|spec|containers|command|args|image|entrypoint)\s*:",
     re.MULTILINE,
 )
+#: A manifest even without a launch command: no option of the server is called like this.
+_MANIFEST = re.compile(
+    r"^(?:services\s*:\s*$|apiVersion\s*:\s*\S|kind\s*:\s*[A-Z]\w+\s*$)", re.MULTILINE
+)
 _COMMENT = re.compile(r"(^|\s)#.*", re.MULTILINE)
 _TRACE_SUFFIXES = (".pt", ".jsonl", ".zst", ".kvtrace")
 
@@ -70,6 +74,8 @@ def detect(text: str, name: str) -> SourceKind:
     suffix = Path(name).suffix.lower()
     if suffix in (".yaml", ".yml"):
         if MENTIONS_LAUNCH.search(_COMMENT.sub("", text)) and _CONTAINER.search(text):
+            return "container"
+        if _MANIFEST.search(text):
             return "container"
         return "yaml"
     if stripped.startswith('{"log":'):

@@ -110,7 +110,11 @@ def merge(
     if problems:
         raise problems_error(problems)
     return Reading(
-        given=(*without_outdated(given, overrides), *overrides),
+        given=(
+            *_version_statement(readings, chosen, version),
+            *without_outdated(given, overrides),
+            *overrides,
+        ),
         version=chosen,
         version_basis=basis,
         notices=tuple(dict.fromkeys(notices)),
@@ -144,6 +148,16 @@ def _choose_version(
     if stated is not None:
         return stated[0], "given"
     return _assume_version(readings)
+
+
+def _version_statement(
+    readings: Sequence[RawReading], chosen: str | None, version: str | None
+) -> list[Given]:
+    """Where the version stands (image tag, log line, server-info), unless an option gives it."""
+    if version is not None:
+        return []
+    stated = [one.version for one in readings if one.version and one.version[0] == chosen]
+    return [Given("sglang_version", text, str(place), place, "fact") for text, place in stated[-1:]]
 
 
 def _assume_version(readings: Sequence[RawReading]) -> tuple[str | None, str]:

@@ -68,6 +68,11 @@ def resolve_fraction(state: State, platform: str) -> None:
             vision_hidden=model.vision_hidden,
         )
         rule += ", lowered for a multimodal model"
+        if state.release >= (0, 5, 0) and None in (model.vision_layers, model.vision_hidden):
+            state.remark(
+                "the size of the vision tower is not in the model's config.json: the share of "
+                "mem_fraction_static that the server takes off for it is left out"
+            )
     state.put(
         name,
         fraction,

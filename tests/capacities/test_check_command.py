@@ -48,7 +48,7 @@ S01 = "tests/data/scenarios/S01_use_after_free.jsonl"
         ([LOW, "--set", "x"], 2),
         ([LOW, "--weights-bytes", "heavy"], 2),
         ([LOW, "--peak-batch-size", "0"], 2),
-        ([LOW, "--log", "pyproject.toml"], 2),
+        ([LOW, "--log", "pyproject.toml"], 4),
         (["no/such.yaml"], 4),
         (["configs"], 4),
         ([S01], 4),
