@@ -114,6 +114,13 @@ def _default_prefill_backend(state: State, platform: str, mode: str) -> tuple[st
     if release >= (0, 5, 22):
         return "disabled", "default"
     reason = _compiled_off(state, platform, mode)
+    if reason == _platform_reason(platform) and release >= (0, 5, 14):
+        state.remark(
+            f"the default prefill graph of {state.choice.rules} outside CUDA is tc_piecewise, "
+            f"which the canary refuses; it is taken as turned off on {platform}: "
+            "--cuda-graph-backend-prefill=disabled makes sure"
+        )
+        return "disabled", reason
     return ("disabled", f"rule 1.4: {reason}") if reason else (compiled, "default")
 
 
@@ -136,13 +143,17 @@ def _breakable_off(state: State) -> str:
     return next((reason for holds, reason in conditions if holds), "")
 
 
+def _platform_reason(platform: str) -> str:
+    return f"the compiled prefill graph does not run on platform {platform}"
+
+
 def _compiled_off(state: State, platform: str, mode: str) -> str:
     model = state.model
     quantized = (state.text("quantization").lower(), state.text("load_format").lower())
     conditions = (
         (state.get("attn_dp_size") > 1, "DP attention"),
         (state.get("pp_size") > 1, "pipeline parallelism"),
-        (platform in ("hip", "npu", "cpu", "xpu"), f"platform {platform}"),
+        (platform in ("hip", "npu", "cpu", "xpu"), _platform_reason(platform)),
         (state.text("moe_a2a_backend", "none").lower() != "none", "MoE all-to-all back end"),
         (state.stated("lora_paths") is not None, "LoRA"),
         (model is not None and model.multimodal, _MULTIMODAL),

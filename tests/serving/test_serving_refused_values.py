@@ -111,3 +111,18 @@ def test_the_page_of_fa4_needs_the_model() -> None:
     assert launch("0.5.23", attention_backend="fa4", page_size=64).value("page_size") == 64
     assert launch("0.5.23", attention_backend="fa4", model_config=GQA).value("page_size") == 128
     assert launch("0.5.23", attention_backend="fa4", model_config=MLA).value("page_size") == 1
+
+
+@pytest.mark.parametrize("platform", ["hip", "xpu"])
+@pytest.mark.parametrize("version", ["0.5.14", "0.5.16", "0.5.20"])
+def test_the_prefill_graph_outside_cuda_is_told(version: str, platform: str) -> None:
+    values = {"platform": platform, "model_config": GQA, "kv_canary": "log"}
+    found = launch(version, **values)
+    assert found.value("prefill_graph_backend") == "disabled"
+    assert found.source("prefill_graph_backend") == (
+        f"the compiled prefill graph does not run on platform {platform}"
+    )
+    assert any("tc_piecewise, which the canary refuses" in one.text for one in found.remarks)
+    sure = launch(version, **values, cuda_graph_backend_prefill="disabled")
+    assert sure.source("prefill_graph_backend") == "cuda_graph_backend_prefill of the test"
+    assert not any("tc_piecewise" in one.text for one in sure.remarks)
