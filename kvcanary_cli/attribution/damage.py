@@ -74,5 +74,10 @@ class Cause:
     group: tuple[object, ...] | None = None
 
 
+def at_event(event: int) -> str:
+    """When something happened, in words."""
+    return "before the record" if event == NEVER else f"at event {event}"
+
+
 def event_or_none(event: int) -> int | None:
     return None if event == NEVER else int(event)

@@ -19,7 +19,7 @@ from kvcanary_cli.attribution.follow import Follower
 from kvcanary_cli.attribution.ledger import NOBODY, TREE
 from kvcanary_cli.attribution.positions import check_positions
 from kvcanary_cli.attribution.ranks import RankRecord, rank_number, world_size
-from kvcanary_cli.attribution.result import Finding, OwnershipFinding
+from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, Finding, OwnershipFinding
 from kvcanary_cli.attribution.rules import Classifier
 from kvcanary_cli.attribution.snapshot import Snapshots
 from kvcanary_cli.attribution.unread import explain_unread
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from kvcanary_cli.replay.options import ReplayOptions
     from kvcanary_cli.replay.result import Capacities, ReplayResult
     from kvcanary_cli.trace.header import TraceHeader
+    from kvcanary_cli.trace.notes import TraceNotes
     from kvcanary_cli.trace.reader import TraceReader
     from kvcanary_cli.trace.segment import Segment
 
@@ -74,8 +75,11 @@ class Diagnosis:
 class Diagnoser:
     """Watches one replay (``replay.watcher.Watcher``)."""
 
-    def __init__(self, header: TraceHeader, *, ranks: bool = True) -> None:
+    def __init__(self, header: TraceHeader, notes: TraceNotes, *, ranks: bool = True) -> None:
         self._keeps_record = ranks
+        self._notes = notes
+        # The event that is being judged.
+        self._now = NOBODY
         self.follower = Follower(header)
         self.record = RankRecord(
             rank_number(header.rank), header.rank["dp"], world=world_size(header.rank)
@@ -115,6 +119,7 @@ class Diagnoser:
     # Watcher.
 
     def event(self, segment: Segment, k: int, kind: str, row: int) -> None:
+        self._now = int(segment.index[k])
         if self.follower.pool is None and self.replay is not None:
             self.follower.pool = self.replay.pool
         if kind == "sidecar_hash":
@@ -130,6 +135,7 @@ class Diagnoser:
         self, forward: Forward, read_slots: Ints, reader_rows: Ints, written: list[Ints]
     ) -> None:
         follower = self.follower
+        self._now = forward.event
         if follower.pool is None and self.replay is not None:
             follower.pool = self.replay.pool
         self._note_range(forward)
@@ -433,6 +439,7 @@ class Diagnoser:
     def _new(
         self, cause: Cause, worker: str, pool_kind: str, victim: str | None, step: int | None
     ) -> Finding:
+        self._weigh_gaps(cause)
         finding = Finding(
             id=f"F{len(self.findings) + 1}",
             cls=cause.cls,
@@ -453,6 +460,18 @@ class Diagnoser:
         self._by_cause[self._cause_key(cause, worker, pool_kind)] = finding
         self.findings.append(finding)
         return finding
+
+    def _weigh_gaps(self, cause: Cause) -> None:
+        """Events that were lost before the damage was met may hold another cause."""
+        gaps = [gap for gap in self._notes.gaps if gap.after_i < self._now]
+        if not gaps:
+            return
+        if cause.confidence == CERTAIN:
+            cause.confidence = PROBABLE
+        cause.evidence.append(
+            f"{sum(gap.count for gap in gaps)} events before it were lost, the last ones after "
+            f"event {gaps[-1].after_i}"
+        )
 
     def _add(
         self, cause: Cause, victim: str | None, step: int | None, slots: Ints, positions: Ints
@@ -556,7 +575,7 @@ def diagnose_trace(
     Raises:
         InputError: The trace cannot be used.
     """
-    diagnoser = Diagnoser(reader.header, ranks=ranks)
+    diagnoser = Diagnoser(reader.header, reader.notes, ranks=ranks)
     watcher = None if options.strict_upstream else diagnoser
     replay = Replay(reader.header, options, capacities, watcher)
     diagnoser.replay = replay
@@ -566,7 +585,7 @@ def diagnose_trace(
     return Diagnosis(
         replay=result,
         ownership=tuple(o for o in diagnoser.follower.rules.findings if _wanted(o, diagnoser)),
-        findings=tuple(f for f in diagnoser.findings if _asked_for(f, replay.options)),
+        findings=tuple(f for f in diagnoser.findings if _asked_for(f, diagnoser)),
         rank=diagnoser.record,
     )
 
@@ -584,12 +603,17 @@ def _wanted(found: OwnershipFinding, diagnoser: Diagnoser) -> bool:
     return diagnoser.is_checked_event(found.event)
 
 
-def _asked_for(finding: Finding, options: ReplayOptions) -> bool:
+def _asked_for(finding: Finding, diagnoser: Diagnoser) -> bool:
     """Whether the options ask for this finding."""
+    assert diagnoser.replay is not None
+    options = diagnoser.replay.options
     if options.slots and not options.slots & (finding.slots | finding.seam_slots):
         return False
     parties = {finding.victim, finding.culprit.req, *finding.blast_radius}
     if options.reqs and not options.reqs & parties:
         return False
     step = finding.first_bad_step
-    return step is None or options.checks_step(step)
+    if step is not None:
+        return options.checks_step(step)
+    event = finding.cause_event if finding.culprit.event is None else finding.culprit.event
+    return event is None or diagnoser.is_checked_event(event)

@@ -43,7 +43,9 @@ def run_replays(
         reader = open_trace(path)
         capacities = with_overrides(_stated_capacities(reader, config, out), overrides)
         with _progress(out, reader) as advance:
-            diagnoses.append(diagnose_trace(reader, options, capacities, advance))
+            diagnoses.append(
+                diagnose_trace(reader, options, capacities, advance, ranks=len(paths) > 1)
+            )
     _check_filters([diagnosis.replay for diagnosis in diagnoses], options, out)
     return Report.of(diagnoses)
 

@@ -67,6 +67,8 @@ class TokenHistories:
     def extend(self, req: str, start: int, ids: NDArray[np.int64]) -> None:
         """Tokens of ``req`` from position ``start`` on; positions left out stay unknown (-1)."""
         self.any = True
+        if start == 0 and req in self._ended:
+            self._forget(req)  # A new request under the name of one that ended.
         history = self._get(req)
         self._revive(req)
         end = min(start + len(ids), self._row_len)
@@ -95,11 +97,13 @@ class TokenHistories:
         self._ended[req] = history.length
         self._ended_tokens += history.length
         while self._ended_tokens > self._keep_tokens and len(self._ended) > 1:
-            oldest = next(iter(self._ended))
-            self._ended_tokens -= self._ended.pop(oldest)
-            gone = self._by_req.pop(oldest)
-            if gone.row >= 0 and self._row_req[gone.row] == oldest:
-                self._row_req[gone.row] = None
+            self._forget(next(iter(self._ended)))
+
+    def _forget(self, req: str) -> None:
+        self._revive(req)
+        gone = self._by_req.pop(req)
+        if gone.row >= 0 and self._row_req[gone.row] == req:
+            self._row_req[gone.row] = None
 
     def bind(self, row: int, req: str) -> int:
         """Put the tokens of ``req`` into the pool's ``row``; how many positions it then has."""

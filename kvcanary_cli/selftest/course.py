@@ -47,7 +47,7 @@ class Trial:
     def __init__(self, header: TraceHeader, options: ReplayOptions) -> None:
         self._absent = header.tokens == "absent"
         self._validator = StreamValidator(header, TraceNotes())
-        self.diagnoser = Diagnoser(header)
+        self.diagnoser = Diagnoser(header, TraceNotes())
         self.replay = Replay(header, options, NOT_CHECKED, self.diagnoser)
         self.diagnoser.replay = self.replay
 

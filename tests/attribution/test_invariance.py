@@ -92,10 +92,6 @@ def test_slot_numbers(corrupt: tuple[Event, list[Event], Diagnosis]) -> None:
         return moved[s] if s > 0 else s
 
     permuted = permute_slots(events, slot)
-    for event in permuted:
-        # Rows as a late forward saw them name slots, too.
-        for cells in event.get("row_as_read", {}).values():
-            cells[:] = [slot(s) for s in cells]
     other = diagnose(head, permuted)
     assert _told(other) == _told(clean, slot=slot)
 

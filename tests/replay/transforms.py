@@ -90,6 +90,12 @@ def permute_slots(events: list[Event], slot: Callable[[int], int]) -> list[Event
         for key in ("slots", "out_cache_loc", "full"):
             if key in event:
                 event[key] = moved(event[key])
+        if "row_as_read" in event:
+            event["row_as_read"] = {row: moved(v) for row, v in event["row_as_read"].items()}
+        if "copy_on_write" in event:
+            event["copy_on_write"] = [moved(pair) for pair in event["copy_on_write"]]
+        if "shared" in event:
+            event["shared"] = moved(event["shared"])
     return out
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcanary_cli.attribution.damage import Cause, Damage, event_or_none
+from kvcanary_cli.attribution.damage import Cause, Damage, at_event, event_or_none
 from kvcanary_cli.attribution.ledger import (
     BY_VERIFY,
     NEVER,
@@ -44,8 +44,8 @@ class IndexFacts(Facts):
             ],
             confidence=CERTAIN if after else PROBABLE,
             evidence=[
-                f"event {changed} translates full slot {full} to SWA slot {slot}, which event "
-                f"{wrote} had written for another"
+                f"event {changed} translates full slot {full} to SWA slot {slot}, which was "
+                f"written for another {at_event(wrote)}"
                 if after
                 else "only the SWA lane fails",
             ],

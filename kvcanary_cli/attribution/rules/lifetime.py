@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvcanary_cli.attribution.damage import Cause, Damage, event_or_none
+from kvcanary_cli.attribution.damage import Cause, Damage, at_event, event_or_none
 from kvcanary_cli.attribution.ledger import (
     BY_STATE,
     NEVER,
@@ -76,7 +76,7 @@ class LifetimeFacts(Facts):
                 RuledOut("use_after_free", "the reader owns the slot; nobody wrote it since alloc")
             ],
             evidence=[
-                f"slot {slot} allocated at event {allocated}, no write and no copy since",
+                f"slot {slot} allocated {at_event(allocated)}, no write and no copy since",
                 f"last written by {former}" if former is not None else "never written",
             ],
         )
@@ -150,7 +150,9 @@ class LifetimeFacts(Facts):
             evidence=[
                 f"named by the reader since event {held}",
                 f"freed by {name} at event {freed} while still named",
-                f"written by {self.names.name(writer)} at event {wrote}",
+                f"written by {self.names.name(writer) or 'another'} at event {wrote}"
+                if reused
+                else "not written since",
             ],
         )
 

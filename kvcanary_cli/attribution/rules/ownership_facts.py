@@ -61,7 +61,12 @@ class OwnershipFacts(Facts):
                     "its owner",
                 )
             ],
-            evidence=[f"{name} of slot {slot} at event {bad}", f"{writer} wrote it at {wrote}"],
+            evidence=[
+                f"{name} of slot {slot} at event {bad}",
+                "its writer was not recorded"
+                if wrote == NEVER
+                else f"{writer or 'another'} wrote it at event {wrote}",
+            ],
         )
 
     def _late_write(self, damage: Damage) -> Cause | None:
