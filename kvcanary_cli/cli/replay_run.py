@@ -39,12 +39,13 @@ def run_replays(
     overrides = {} if capacity is None else parse_capacity_option(capacity)
     _prepare_backend(options.backend, out)
     diagnoses = []
-    for path in _expand(paths):
+    names = _expand(paths)
+    for path in names:
         reader = open_trace(path)
         capacities = with_overrides(_stated_capacities(reader, config, out), overrides)
         with _progress(out, reader) as advance:
             diagnoses.append(
-                diagnose_trace(reader, options, capacities, advance, ranks=len(paths) > 1)
+                diagnose_trace(reader, options, capacities, advance, ranks=len(names) > 1)
             )
     _check_filters([diagnosis.replay for diagnosis in diagnoses], options, out)
     return Report.of(diagnoses)
