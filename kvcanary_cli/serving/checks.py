@@ -21,7 +21,7 @@ from kvcanary_cli.serving.check_memory import (
     variable,
 )
 from kvcanary_cli.serving.check_result import Check, Status
-from kvcanary_cli.serving.demand import row_alignment, running_limit, sharing_limit
+from kvcanary_cli.serving.demand import most_requests, row_alignment, sharing_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -240,11 +240,12 @@ def _plan_rows(part: CapacityPart) -> Check:
 
 def _verify_entries(resolution: Resolution, part: CapacityPart, demands: Demands) -> Check:
     demand = demands.largest("verify_entries")
-    most = sharing_limit(resolution)
+    requests = most_requests(resolution, demands.items)
+    most = sharing_limit(resolution, requests)
     failed = demand is not None and part.value is not None and demand.value > part.value
     cause = f"unknown: {demands.unknown.get('verify_entries', '')}"
     if part.value is not None:
-        cause = _sharing_cause(resolution, part.value, most)
+        cause = _sharing_cause(resolution, part.value, requests, most)
     if failed:
         cause = f"the server allocated {part.value} entries ({part.source})"
     message = verify_overflow_text(occurrences=1, capacity=part.value or 0) if failed else ""
@@ -261,11 +262,13 @@ def _verify_entries(resolution: Resolution, part: CapacityPart, demands: Demands
     )
 
 
-def _sharing_cause(resolution: Resolution, capacity: int, most: int | None) -> str:
+def _sharing_cause(
+    resolution: Resolution, capacity: int, requests: int | None, most: int | None
+) -> str:
     if resolution.value("disable_radix_cache"):
         return "prefixes are not shared: the radix cache is off"
     if most is not None and most <= capacity:
-        return f"never: {running_limit(resolution)} requests of full context are {most} entries"
+        return f"never: {requests} requests of full context are {most} entries"
     return (
         f"overflows only if requests share prefixes {VERIFY_CAPACITY_FACTOR}-fold on average "
         "over a full pool"

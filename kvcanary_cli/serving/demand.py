@@ -206,17 +206,29 @@ def _verify_entries(resolution: Resolution, items: list[Demand], unknown: dict[s
     if slots is None:
         unknown["verify_entries"] = "pool_slot_count"
         return
-    most = sharing_limit(resolution)
+    requests = most_requests(resolution, items)
+    most = sharing_limit(resolution, requests)
     if most is not None and most < slots:
-        what = f"worst case: {running_limit(resolution)} requests of full context"
+        what = f"worst case: {requests} requests of full context"
         items.append(Demand("verify_entries", most, what, False))
         return
     items.append(Demand("verify_entries", int(slots), "worst case: a full pool, read once", False))
 
 
-def sharing_limit(resolution: Resolution) -> int | None:
-    """Verify entries of a batch whose requests all share one prefix of the whole context."""
+def most_requests(resolution: Resolution, items: Sequence[Demand]) -> int | None:
+    """Most requests of one batch: the limit of the arguments, or more if more were seen."""
     running = running_limit(resolution)
+    seen = [item.value for item in items if item.quantity == "batch_size"]
+    return None if running is None else max([running, *seen])
+
+
+def sharing_limit(resolution: Resolution, running: int | None) -> int | None:
+    """Verify entries of a batch whose requests all share one prefix of the whole context.
+
+    Args:
+        resolution: What the server makes of its arguments.
+        running: Requests of the batch, or None if unknown.
+    """
     context = resolution.value("context_length")
     if running is None or context is None:
         return None

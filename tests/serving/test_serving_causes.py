@@ -10,6 +10,7 @@ from kvcanary_cli.report.capacities_json import check_json
 from kvcanary_cli.report.capacities_text import render
 from kvcanary_cli.serving.check_report import build_report
 from kvcanary_cli.serving.check_result import Status
+from kvcanary_cli.serving.demand import stated_demands
 from kvcanary_cli.serving.model_config import parse_model_config
 from kvcanary_cli.serving.read_overrides import set_statement
 from kvcanary_cli.serving.read_source import read_source_text
@@ -44,6 +45,14 @@ def test_the_verify_check_and_its_cause_agree(
     assert (check.status, check.demand) == (status, demand)
     assert check.cause.startswith(cause)
     assert (check.status is Status.FAILS) == bool(check.message)
+
+
+def test_a_peak_above_the_pool_reads_more() -> None:
+    given = reading("max-running-requests: 4\ncontext-length: 1000\n", "max_total_num_tokens=50000")
+    report = build_report(given, stated_demands(peak_batch_size=7, peak_tokens=None))
+    (check,) = [one for one in report.checks if one.code == "KVC-B08"]
+    assert check.demand == 7000
+    assert check.cause.startswith("never: 7 requests of full context are 7000 entries")
 
 
 @pytest.mark.parametrize("key", ["num_hidden_layers", "depth", "num_layers"])
