@@ -94,6 +94,7 @@ def _rows(replay: StateReplay, lane: Lane, slots: Ints) -> Iterator[Event]:
                 "unlinked": lane.unlinked[part],
                 "unhashed": None if prints is None else prints.unhashed[part],
                 "unknown": None if lane.unknown is None else lane.unknown[part],
+                "proposed": None if lane.proposal is None else lane.proposal[part],
             }
             for name, mask in masks.items():
                 if mask is not None and (mask.any() or name == "unhashed"):

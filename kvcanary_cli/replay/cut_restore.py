@@ -46,10 +46,11 @@ class _Rows:
             ):
                 raise _refused(segment, k, name, "a serial number for each of 'slots'")
         self.unlinked, self.unknown = ints("unlinked"), ints("unknown")
+        self.proposed = ints("proposed")
         unhashed = table.get_ints("unhashed", row)
         # Without the list, 0 is "no fingerprint": the first one seen then counts.
         self.unhashed = self.slots[self.rows[:, 3] == 0] if unhashed is None else unhashed
-        for name in ("unlinked", "unknown", "unhashed"):
+        for name in ("unlinked", "unknown", "unhashed", "proposed"):
             values = getattr(self, name)
             low, high = values.min(initial=0), values.max(initial=0)
             if low < 0 or (num_slots is not None and high >= num_slots):
@@ -93,6 +94,8 @@ def _restore_lane(lane: Lane, content: _Rows) -> None:
         lane.set_lineage(slots, content.lineage)
     lane.unlink(content.unlinked)
     lane.forget(content.unknown)
+    if len(content.proposed):
+        lane.note_proposed(content.proposed)
     for half, prints in lane.kv.items():
         if half != "k":
             tail = lane.buffers()[half, "tail"]

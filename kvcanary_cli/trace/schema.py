@@ -143,14 +143,15 @@ _KINDS = (
     # without a link, unhashed were written without a fingerprint (absent: those whose real_kv_hash
     # is 0), unknown hold what no event shows. The writer fields are parallel to slots: the event
     # that wrote the slot last, and of a forward its request, its step (-1: no forward wrote it),
-    # where the token belonged, and the namespace; not_owned are slots that were not their writer's.
+    # where the token belonged, and the namespace; not_owned are slots that were not their writer's,
+    # proposed those whose token a draft proposed.
     _kind(
         "canary_rows",
         "canary_rows",
         "worker:str pool:str half:str slots:ints token:ints position:ints prev_hash:ints "
         "real_kv_hash:ints written_at:ints? lineage:ints? unlinked:ints? unhashed:ints? "
         "unknown:ints? writer:strs? writer_step:ints? writer_event:ints? writer_position:ints? "
-        "namespace:strs? not_owned:ints?",
+        "namespace:strs? not_owned:ints? proposed:ints?",
     ),
 )
 
