@@ -55,8 +55,8 @@ class Backend(Protocol):
             prefix_lens: [bs] int64.
             extend_seq_lens: [bs] int64.
             req_to_token: [rows, row_len] int32, contiguous.
-            verify_plan_out: Filled. If more entries are due than fit, no entry is stored, ``enable``
-                becomes 0 and ``verify_num_valid`` the capacity.
+            verify_plan_out: Filled. If more entries are due than fit, no entry is stored,
+                ``enable`` becomes 0 and ``verify_num_valid`` the capacity.
             write_plan_out: Filled; capacity >= bs. Seed cells past bs are untouched, offset cells
                 past bs are 0.
             swa_window_size: 0 = the whole prefix.

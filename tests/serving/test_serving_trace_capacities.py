@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kvcanary_cli.errors import InputError
 from kvcanary_cli.replay.capacity_limits import NOT_CHECKED
-from kvcanary_cli.replay.result import Capacities
 from kvcanary_cli.serving.trace_capacities import capacities_of_trace
 from kvcanary_cli.trace.header import TraceHeader, parse_header
 from kvcanary_cli.trace.reader import open_trace
 from tests.tools.engine_state import CAPTURES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kvcanary_cli.replay.result import Capacities
 
 
 def _header(args: dict[str, Any] | None, engine: str = "sglang", **pool: int) -> TraceHeader:
