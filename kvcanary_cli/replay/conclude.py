@@ -134,6 +134,11 @@ def _own_notes(replay: Replay) -> list[str]:
         notes.append("histories were not recorded: no token is compared with the truth")
     if "kv_hash" not in replay.header.records:
         notes.append("KV fingerprints were not recorded: TAIL checks no KV bytes")
+    if replay.unread_from_step is not None:
+        notes.append(
+            f"not read from step {replay.unread_from_step} on (--steps): damage that shows there, "
+            "and slots that leak, are not known"
+        )
     return notes
 
 

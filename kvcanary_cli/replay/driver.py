@@ -88,6 +88,8 @@ class Replay:
         self.requests: set[str] = set()
         self.requests_checked: set[str] = set()
         self.stopped_at_step: int | None = None
+        # First step that was not read, because no step to check comes after it.
+        self.unread_from_step: int | None = None
         self.unsupported: dict[str, int] = {}
         self.skipped_sweeps = 0
         self.slots_copied_unknown = 0
@@ -236,6 +238,7 @@ class Replay:
         lane = (forward.worker, forward.draft_step)
         self._past[lane] = self.options.past_last_step(forward.step)
         if all(self._past.values()):
+            self.unread_from_step = forward.step
             raise _Stop
 
     def _count(self, forward: Forward) -> None:
