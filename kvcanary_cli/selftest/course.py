@@ -12,7 +12,7 @@ import pickle
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from kvcanary_cli.attribution.diagnose import Diagnoser
+from kvcanary_cli.attribution.diagnoser import Diagnoser
 from kvcanary_cli.attribution.ranks import compare_ranks
 from kvcanary_cli.replay.capacity_limits import NOT_CHECKED
 from kvcanary_cli.replay.driver import Replay

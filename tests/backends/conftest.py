@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session", params=["reference", "cpu", "triton"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     """Each backend in turn."""
-    if request.param == "triton" and find_spec("kvcanary_cli.backends.triton.backend") is None:
-        pytest.skip("the triton backend is not there yet")
     return get_backend(request.param)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -40,8 +39,6 @@ def test_every_scenario_trace_has_its_expectation() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("path", EXPECTED, ids=lambda p: p.name.split("_")[0])
 def test_first_violating_step(path: Path, backend: str) -> None:
-    if backend == "triton" and not importlib.util.find_spec("kvcanary_cli.backends.triton.backend"):
-        pytest.skip("this build has no triton backend")
     expected = json.loads(path.read_text(encoding="utf-8"))
     for trace in _traces(expected):
         reader = open_trace(trace)

@@ -1,0 +1,142 @@
+"""The findings of one diagnosis: one for each cause, however often its damage is met."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcanary_cli.attribution.classes import remedy
+from kvcanary_cli.attribution.ledger import NOBODY, TREE
+from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, Finding
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from kvcanary_cli.attribution.damage import Cause, Damage
+    from kvcanary_cli.attribution.ledger import Names
+    from kvcanary_cli.trace.notes import TraceNotes
+
+    Ints = NDArray[np.int64]
+
+# Classes whose later instances repeat the same defect on other slots: the first step stands for it.
+ONE_STEP = frozenset({"position_misalign", "wrong_token_fed"})
+
+
+class FindingBook:
+    """Findings by what they may be met again by.
+
+    Args:
+        names: Interned names.
+        notes: Of the reader: events that were lost.
+        has_swa: Whether there is a SWA pool.
+
+    Attributes:
+        findings: In order of detection.
+        known: (lane, slot, its writer's event) to the finding of a damage that was met before.
+        by_slot: (lane, slot) to the finding that has it.
+        by_cause: ``cause_key`` to the finding.
+        in_full: (victim, position, event) to the finding of the full lane, within one forward.
+        event: Of the violations that are being explained.
+        event_now: ``i`` of the event that is being judged.
+    """
+
+    def __init__(self, names: Names, notes: TraceNotes, *, has_swa: bool) -> None:
+        self.names, self._notes, self.has_swa = names, notes, has_swa
+        self.findings: list[Finding] = []
+        self.known: dict[tuple[str, str, int, int], Finding] = {}
+        self.by_slot: dict[tuple[str, str, int], Finding] = {}
+        self.by_cause: dict[tuple[object, ...], Finding] = {}
+        self.in_full: dict[tuple[int, int, int], Finding] = {}
+        self.event = self.event_now = NOBODY
+
+    def of_damage(self, cause: Cause, damage: Damage) -> Finding:
+        key = self.cause_key(cause, damage.worker, damage.pool_kind)
+        finding = self.by_cause.get(key)
+        if finding is None:
+            name = self.names.name(damage.victim)
+            victim = None if damage.victim == TREE else name
+            finding = self.new(cause, damage.worker, damage.pool_kind, victim, damage.step)
+        return finding
+
+    def new(
+        self, cause: Cause, worker: str, pool_kind: str, victim: str | None, step: int | None
+    ) -> Finding:
+        self._weigh_gaps(cause)
+        finding = Finding(
+            id=f"F{len(self.findings) + 1}",
+            cls=cause.cls,
+            subtype=cause.subtype,
+            first_bad_step=step,
+            cause_event=cause.cause_event,
+            cause_window=cause.cause_window,
+            corrupting_event=cause.corrupting_event,
+            victim=victim,
+            culprit=cause.culprit,
+            worker=worker,
+            pool_kind=pool_kind,
+            ruled_out=cause.ruled_out,
+            confidence=cause.confidence,
+            evidence=cause.evidence,
+            remedy=remedy(cause.cls, cause.subtype),
+        )
+        self.by_cause[self.cause_key(cause, worker, pool_kind)] = finding
+        self.findings.append(finding)
+        return finding
+
+    def _weigh_gaps(self, cause: Cause) -> None:
+        """Events that were lost before the damage was met may hold another cause."""
+        gaps = [gap for gap in self._notes.gaps if gap.after_i < self.event_now]
+        if not gaps:
+            return
+        if cause.confidence == CERTAIN:
+            cause.confidence = PROBABLE
+        cause.evidence.append(
+            f"{sum(gap.count for gap in gaps)} events before it were lost, the last ones after "
+            f"event {gaps[-1].after_i}"
+        )
+
+    def add(
+        self, cause: Cause, victim: str | None, step: int | None, slots: Ints, positions: Ints
+    ) -> None:
+        """A finding that no canary violation shows."""
+        finding = self.by_cause.get(self.cause_key(cause, "target", "FULL"))
+        if finding is None:
+            finding = self.new(cause, "target", "FULL", victim, step)
+        if victim is not None:
+            finding.blast_radius[victim] = None
+        if finding.cls in ONE_STEP and step != finding.first_bad_step:
+            return
+        finding.slots.update(slots.tolist())
+        if finding.positions is not None and victim == finding.victim:
+            finding.positions.update(positions.tolist())
+
+    def enter(
+        self,
+        finding: Finding,
+        slot: int,
+        position: int,
+        victim: int,
+        reader: str | None,
+        step: int,
+    ) -> None:
+        finding.violations += 1
+        self.by_slot[finding.worker, finding.pool_kind, slot] = finding
+        if finding.pool_kind == "FULL" and self.has_swa:
+            self.in_full[victim, position, self.event] = finding
+        if reader is not None:
+            finding.blast_radius[reader] = None
+        if finding.cls in ONE_STEP and step != finding.first_bad_step:
+            return
+        finding.slots.add(slot)
+        finding.seam_slots.discard(slot)
+        if finding.positions is not None and self.names.name(victim) == finding.victim:
+            finding.positions.add(position)
+
+    def cause_key(self, cause: Cause, worker: str, pool_kind: str) -> tuple[object, ...]:
+        if cause.group is not None:
+            # The same defect met again: one finding, dated by the first time.
+            return (cause.cls, cause.subtype, cause.group, worker)
+        if cause.cause_event is not None:
+            # Both lanes of a worker fail of one cause: one finding, in the lane that showed it.
+            return (cause.cls, cause.subtype, cause.cause_event, worker)
+        return (cause.cls, cause.subtype, cause.cause_window, worker, pool_kind)
