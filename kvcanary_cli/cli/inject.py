@@ -14,7 +14,7 @@ EPILOG = (
     "Examples:\n\n"
     "  kvcanary inject --list\n\n"
     "  kvcanary inject clean.pt -o bad.jsonl.zst --fault early_free\n\n"
-    "  kvcanary inject clean.pt -o bad.pt --fault wrong_token --step 40 --seed 7"
+    "  kvcanary inject clean.pt -o bad.pt --fault wrong_token --at 40 --seed 7"
 )
 
 
@@ -33,7 +33,8 @@ def inject(
     ] = None,
     fault: Annotated[str | None, typer.Option(help="Kind of fault, see --list.")] = None,
     step: Annotated[
-        int | None, typer.Option(help="First step at which the fault shall be seen.")
+        int | None,
+        typer.Option("--at", metavar="STEP", help="First step at which the fault shall be seen."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of every choice.")] = 0,
     count: Annotated[int, typer.Option(min=1, help="How many faults of the kind.")] = 1,

@@ -91,7 +91,7 @@ def inject_faults(
                 f"{name}: the run offers no occasion for "
                 + (f"a {kind.name} fault" if count == 1 else f"{count} {kind.name} faults")
                 + ("" if wanted is None else f" that shows at step {wanted}"),
-                hint="try another --seed, --step or --fault",
+                hint="try another --seed, --at or --fault",
             )
         events = [*run.events[: one.first], *one.tail]
         built = [_moved(earlier, run, one) for earlier in built]

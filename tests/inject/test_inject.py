@@ -86,6 +86,14 @@ def test_command_writes_trace_and_truth(form: str, tmp_path: Path) -> None:
     assert main(arguments) == 2
 
 
+def test_command_plants_at_the_step(tmp_path: Path) -> None:
+    clean, bad = CAPTURES / "canary_clean_all.jsonl.zst", tmp_path / "bad.jsonl"
+    arguments = ["inject", str(clean), "-o", str(bad), "--fault", "wrong_token", "--at", "40"]
+    assert main(arguments) == 0
+    truth = json.loads((tmp_path / "bad.truth.json").read_text(encoding="utf-8"))["faults"][0]
+    assert truth["first_bad_step"] == 40
+
+
 def test_several_faults_keep_their_truths(runs: dict[str, CleanRun]) -> None:
     run = runs["canary_clean_all"]
     events, built = inject_faults(
