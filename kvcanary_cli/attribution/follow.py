@@ -22,9 +22,11 @@ from kvcanary_cli.attribution.ledger import (
     BY_FORWARD,
     BY_STATE,
     BY_VERIFY,
+    FREE,
     NEVER,
     NOBODY,
     TREE,
+    UNKNOWN,
     Names,
     Writes,
 )
@@ -71,6 +73,7 @@ class Follower:
         self.names = Names()
         self.rules = OwnershipRules(pool.max_slot + 1, self.names)
         self.context = Context()
+        self.rules.ended = self.context.ended
         self._sizes = {
             ("target", "FULL"): pool.max_slot + 1,
             ("target", "SWA"): pool.swa_max_slot + 1,
@@ -153,7 +156,7 @@ class Follower:
         table = segment.tables["fork"]
         shared = table.get_ints("shared", row)
         if shared is not None:
-            self.rules.share(shared)
+            self.rules.fork(shared)
         pairs: list[list[int]] = []
         if "copy_on_write" in table.columns:
             pairs = segment.json("fork", "copy_on_write", row) or []
@@ -268,13 +271,44 @@ class Follower:
         if pool == "full" and by is not None:
             foreign = self.rules.write(dst, np.full(len(dst), writer, dtype=np.int32), event, None)
         writes = self.lane(*_POOL_LANE[pool])
+        src_pool = text("src_pool") or pool
+        if pool == "full" and by is None and isinstance(source, list):
+            src = np.array(source, dtype=np.int64)
+            kept = ~self._overwrites(writes, src, dst, src_pool == pool, event)
+            source, dst = src[kept].tolist(), dst[kept]
         if isinstance(source, list) and table.get_bool("canary", row) is not False and by is None:
             # Content that moved within the pool keeps its writer.
-            self._move(
-                writes, np.array(source, dtype=np.int64), dst, text("src_pool") or pool, pool, event
-            )
+            self._move(writes, np.array(source, dtype=np.int64), dst, src_pool, pool, event)
             return
         writes.put(dst, req=writer, step=NOBODY, event=event, kind=BY_COPY, foreign=foreign)
+
+    def _overwrites(
+        self, writes: Writes, src: Ints, dst: Ints, in_pool: bool, event: int
+    ) -> NDArray[np.bool_]:
+        """Enter where a copy that names nobody hit what another request had written.
+
+        Returns:
+            [n] which slots of ``dst`` [n] are dealt with.
+        """
+        state = self.rules.state
+        owners = state.owner[dst]
+        written = np.isin(writes.kind[dst], (BY_FORWARD, BY_VERIFY))
+        live: NDArray[np.bool_] = (
+            (owners > TREE) & written & (writes.event[dst] >= state.alloc_event[dst])
+        )
+        if not live.any():
+            return live
+        writers = np.full(len(dst), NOBODY, dtype=np.int32)
+        if in_pool:
+            writers[:] = state.owner[src]
+            live &= (writers != UNKNOWN) & (writers != owners)
+            writers[writers == FREE] = NOBODY
+        if live.any():
+            self.rules.write(dst[live], writers[live], event, None)
+            writes.put(
+                dst[live], req=writers[live], step=NOBODY, event=event, kind=BY_COPY, foreign=True
+            )
+        return live
 
     def _move(
         self, writes: Writes, src: Ints, dst: Ints, src_pool: str, pool: str, event: int

@@ -12,8 +12,11 @@ import numpy as np
 from kvcanary_cli.attribution import result as what
 from kvcanary_cli.attribution.ledger import FREE, NEVER, NOBODY, TREE, UNKNOWN, Names, Ownership
 from kvcanary_cli.attribution.result import OwnershipFinding
+from kvcanary_cli.trace.schema import TREE_OWNER
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
@@ -36,6 +39,10 @@ class OwnershipRules:
         self.findings: list[OwnershipFinding] = []
         # For each finding the event that it goes back to, see ``_root``.
         self.roots: list[tuple[str, int]] = []
+        # Requests that ended, by code; whoever follows the trace fills it.
+        self.ended: Mapping[int, int] = {}
+        # [slots] shared by a fork: when the owner ends, the others keep them.
+        self._forked = np.zeros(num_slots, dtype=np.bool_)
         # A rule that stays broken is reported once for each tenancy of the slot.
         self._said: set[tuple[str, int, int, int]] = set()
 
@@ -49,7 +56,13 @@ class OwnershipRules:
             self._mark_bad(twice[~listed], what.DOUBLE_ALLOC, event)
             state.spare_frees[twice[listed]] -= 1
             self._report(what.DOUBLE_ALLOC, twice, code, event, None)
+        unique, counts = np.unique(slots, return_counts=True)
+        if len(unique) < len(slots):
+            repeated = unique[counts > 1]
+            self._report(what.DOUBLE_ALLOC, repeated, code, event, None)
+            self._mark_bad(repeated, what.DOUBLE_ALLOC, event)
         state.give(slots, code, event)
+        self._forked[slots] = False
         state.alloc_event[slots] = event
         state.shared[slots] = False
         state.published_event[slots] = NEVER
@@ -59,6 +72,9 @@ class OwnershipRules:
         owners = state.owner[slots]
         twice = owners == FREE
         foreign = (owners != UNKNOWN) & ~twice & (owners != code)
+        if foreign.any():
+            # The last holder of a forked slot gives it back for an owner that ended before.
+            foreign &= ~(self._forked[slots] & np.isin(owners, list(self.ended)))
         unique, counts = np.unique(slots, return_counts=True)
         repeated = unique[counts > 1]
         for name, bad in (
@@ -74,13 +90,15 @@ class OwnershipRules:
         state.last_owner[slots] = code
         state.free_event[slots], state.free_by[slots] = event, code
         state.free_reason[slots] = state.reason_code(reason)
+        self._forked[slots] = False
         state.shared[slots] = False
 
     def own(self, giver: str, owner: str, slots: Ints, event: int, *, visible: bool) -> None:
         state = self.state
-        if visible:
+        if owner == TREE_OWNER:
             free = slots[state.owner[slots] == FREE]
             self._report(what.PUBLISH_OF_FREE, free, self.names.code(giver), event, None)
+        if visible:
             state.shared[slots] = True
             state.published_event[slots] = event
             state.published_by[slots] = self.names.code(giver)
@@ -95,8 +113,13 @@ class OwnershipRules:
         state.published_by[slots] = code
 
     def share(self, slots: Ints) -> None:
-        """A fork lets another request read ``slots``."""
+        """Others may read ``slots``."""
         self.state.shared[slots] = True
+
+    def fork(self, slots: Ints) -> None:
+        """Another request may read ``slots``, and keeps them when their owner ends."""
+        self.share(slots)
+        self._forked[slots] = True
 
     def match(self, req: str, slots: Ints, event: int) -> None:
         state, code = self.state, self.names.code(req)
@@ -169,7 +192,7 @@ class OwnershipRules:
             ended: Request code to the event of its end, for requests that ended long enough ago.
         """
         for code, event in ended.items():
-            slots = np.flatnonzero(self.state.owner == code)
+            slots = np.flatnonzero((self.state.owner == code) & ~self._forked)
             self._report(what.LEAK, slots, code, event, None)
 
     def _mark_bad(self, slots: Ints, name: str, event: int) -> None:

@@ -69,12 +69,15 @@ def _victim(found: OwnershipFinding) -> str | None:
 
 def _cause(found: OwnershipFinding, root: str, event: int) -> Cause:
     cls, subtype = _CAUSES[found.what]
-    if found.what == what.WRITE_BY_NON_OWNER and found.actor is None:
+    if found.what == what.WRITE_BY_NON_OWNER and found.step is None:
+        cls, subtype = "transfer_race", "copy_write_by_non_owner"
+    elif found.what == what.WRITE_BY_NON_OWNER and found.actor is None:
         cls, subtype = "pad_or_dummy_write", "dummy_write"
     if root in BAD_WHATS[1:]:
         cls, subtype = "double_alloc", root
     elif not root and found.what in _READS:
         subtype = "freed_while_mapped"
+    nobody = "a copy" if found.step is None else "a padding row"
     by = found.owner if found.what in _READS else found.actor
     return Cause(
         cls=cls,
@@ -84,7 +87,7 @@ def _cause(found: OwnershipFinding, root: str, event: int) -> Cause:
         culprit=Culprit(req=by, step=found.step, event=found.event),
         ruled_out=[RuledOut("not_corruption", f"{found.what} needs no hash")],
         evidence=[
-            f"{found.what}: {found.actor or 'a padding row'} at event {found.event}, "
+            f"{found.what}: {found.actor or nobody} at event {found.event}, "
             f"owner {found.owner or 'the free list'}",
             "no damaged content was read in this trace",
         ],

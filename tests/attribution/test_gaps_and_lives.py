@@ -118,7 +118,7 @@ def _decode(
 
 
 def _numbered(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{"kind": e["kind"], "i": i} | e for i, e in enumerate(events)]
+    return [e | {"i": i} for i, e in enumerate(events)]
 
 
 @pytest.mark.parametrize("end", ["finish", "abort"])
