@@ -72,7 +72,7 @@ def test_a_full_queue_drops_whole_steps_and_goes_on(
     assert sum(gap - 1 for gap in gaps) == lost
     # What the lost steps did to owners and rows is told behind the gap.
     after = indices.index(next(b for a, b in itertools.pairwise(indices) if b > a + 1))
-    assert {event["kind"] for event in found[after : after + 2]} <= {"own", "free"}
+    assert found[after]["kind"] in ("own", "free")
     rules = {finding.what for finding in replay(trace).ownership}
     assert not rules & {"double_alloc", "double_free", "free_by_non_owner", "write_by_non_owner"}
 
