@@ -2,7 +2,8 @@
 
 ``python benchmarks/bench_replay.py [--runs N]`` prints one table:
 
-- ``kvcanary --help`` and ``--version`` against a bare interpreter start;
+- ``kvcanary --help``, ``--version`` and the commands that load no torch against a bare interpreter
+  start;
 - ``kvcanary replay`` of the largest shipped capture on the cpu backend (warm compile cache)
   against the reference backend, and against importing torch alone.
 
@@ -22,6 +23,12 @@ ROOT = Path(__file__).resolve().parents[1]
 LARGEST = ROOT / "examples" / "clean_radix.pt"
 KVCANARY = [sys.executable, "-m", "kvcanary_cli"]
 BARE = [sys.executable, "-c", "pass"]
+LOW = str(ROOT / "configs" / "low_cuda_graph_max_bs.yaml")
+QUICK = (
+    ["explain", "KVC-B03"],
+    ["check-capacities", LOW],
+    ["suggest-flags", LOW, "--peak-batch-size", "12"],
+)
 TORCH = [sys.executable, "-c", "import torch"]
 
 
@@ -30,7 +37,7 @@ def seconds(command: list[str]) -> float:
     start = time.perf_counter()
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
     elapsed = time.perf_counter() - start
-    if done.returncode not in (0, 1):
+    if done.returncode not in (0, 1, 5):
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr.decode()}")
     return elapsed
 
@@ -54,6 +61,8 @@ def main() -> None:
     seconds([*replay, "--backend", "cpu"])  # compiles on a cold cache
     compare("kvcanary --version", [*KVCANARY, "--version"], "bare interpreter", BARE, runs)
     compare("kvcanary --help", [*KVCANARY, "--help"], "bare interpreter", BARE, runs)
+    for words in QUICK:
+        compare(f"kvcanary {words[0]}", [*KVCANARY, *words], "bare interpreter", BARE, runs)
     name = f"replay {LARGEST.name}, cpu backend"
     compare(name, [*replay, "--backend", "cpu"], "import torch", TORCH, runs)
     compare(
