@@ -75,6 +75,37 @@ def test_a_bug_of_ours_is_one_line_and_code_3(run: Run, monkeypatch: pytest.Monk
     assert "Traceback" in debug.err
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 7 bytes"),
+        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    ],
+)
+def test_too_little_memory_is_code_4(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise error
+
+    monkeypatch.setattr("kvcanary_cli.attribution.diagnose.diagnose_trace", fail)
+    ran = run("replay", S01)
+    assert ran.code == 4
+    assert "out of memory" in ran.err
+    assert "internal error" not in ran.err
+
+
+def test_torch_names_a_failed_allocation_as_we_expect() -> None:
+    import torch
+
+    from kvcanary_cli.cli.main import _is_out_of_memory
+
+    with pytest.raises(RuntimeError) as failed:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert _is_out_of_memory(failed.value)
+
+
 def test_an_interrupt_is_130(tmp_path: Path) -> None:
     import signal
 
