@@ -16,6 +16,14 @@ from kvcanary_cli.abi.constants import (
     SLOT_BYTES,
     SLOT_FIELDS,
 )
+from kvcanary_cli.abi.tensor_checks import (
+    check_contiguous,
+    check_device,
+    check_dim,
+    check_dtype,
+    check_len,
+    check_vector,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,59 +32,6 @@ if TYPE_CHECKING:
 
     from kvcanary_cli.abi.plans import VerifyPlan, WritePlan
     from kvcanary_cli.abi.sources import RealKvSource
-
-
-def _check_dtype(name: str, tensor: torch.Tensor, want: torch.dtype) -> None:
-    if tensor.dtype != want:
-        raise ValueError(f"kv-canary: {name} must have dtype {want}, got {tensor.dtype}")
-
-
-def _check_dim(name: str, tensor: torch.Tensor, dim: int) -> None:
-    if tensor.dim() != dim:
-        raise ValueError(f"kv-canary: {name} must be {dim}-D, got shape {tuple(tensor.shape)}")
-
-
-def _check_len(name: str, tensor: torch.Tensor, want: int) -> None:
-    if tensor.shape[0] != want:
-        raise ValueError(f"kv-canary: {name} length must be {want}, got {tensor.shape[0]}")
-
-
-def _check_device(name: str, tensor: torch.Tensor, ref_name: str, ref: torch.Tensor) -> None:
-    if tensor.device != ref.device:
-        raise ValueError(
-            f"kv-canary: {name} must be on {ref_name}'s device {ref.device}, got {tensor.device}"
-        )
-
-
-def _check_contiguous(name: str, tensor: torch.Tensor) -> None:
-    if not tensor.is_contiguous():
-        raise ValueError(f"kv-canary: {name} must be contiguous")
-
-
-def _check_vector(
-    name: str,
-    tensor: torch.Tensor,
-    dtype: torch.dtype,
-    length: int | None,
-    ref_name: str,
-    ref: torch.Tensor,
-) -> None:
-    shape = tensor.shape
-    # Launches are checked in every step, so a tensor that is right is told with few calls.
-    if (
-        tensor.dtype == dtype
-        and len(shape) == 1
-        and (length is None or shape[0] == length)
-        and tensor.device == ref.device
-        and tensor.is_contiguous()
-    ):
-        return
-    _check_dtype(name, tensor, dtype)
-    _check_dim(name, tensor, 1)
-    if length is not None:
-        _check_len(name, tensor, length)
-    _check_device(name, tensor, ref_name, ref)
-    _check_contiguous(name, tensor)
 
 
 def check_plan_args(
@@ -120,9 +75,9 @@ def check_plan_args(
         )
     if swa_window_size < 0:
         raise ValueError(f"kv-canary: swa_window_size must be non-negative, got {swa_window_size}")
-    _check_dtype("req_to_token", req_to_token, torch.int32)
-    _check_dim("req_to_token", req_to_token, 2)
-    _check_contiguous("req_to_token", req_to_token)
+    check_dtype("req_to_token", req_to_token, torch.int32)
+    check_dim("req_to_token", req_to_token, 2)
+    check_contiguous("req_to_token", req_to_token)
     if req_to_token.shape[1] <= 0:
         raise ValueError(
             f"kv-canary: req_to_token_stride0 must be positive, got {req_to_token.shape[1]}"
@@ -134,29 +89,29 @@ def check_plan_args(
             f"launch, got bs={bs}. Bump _PLAN_BS_BLOCK_SIZE if real workloads need this."
         )
     ref = ("req_to_token", req_to_token)
-    _check_vector("req_pool_indices", req_pool_indices, torch.int64, None, *ref)
-    _check_vector("prefix_lens", prefix_lens, torch.int64, bs, *ref)
-    _check_vector("extend_seq_lens", extend_seq_lens, torch.int64, bs, *ref)
+    check_vector("req_pool_indices", req_pool_indices, torch.int64, None, *ref)
+    check_vector("prefix_lens", prefix_lens, torch.int64, bs, *ref)
+    check_vector("extend_seq_lens", extend_seq_lens, torch.int64, bs, *ref)
     check_verify_plan(verify_plan_out, *ref, prefix="verify_plan_out")
     check_write_plan(write_plan_out, *ref, prefix="write_plan_out")
     if bs > write_plan_out.capacity:
         raise ValueError(f"kv-canary: bs={bs} exceeds write_req_capacity={write_plan_out.capacity}")
     if full_to_swa_index_mapping is not None:
         name = "full_to_swa_index_mapping"
-        _check_vector(name, full_to_swa_index_mapping, torch.int64, None, *ref)
+        check_vector(name, full_to_swa_index_mapping, torch.int64, None, *ref)
         if full_to_swa_index_mapping.shape[0] == 0:
             raise ValueError("kv-canary: lut_len must be positive when has_swa_lut is True")
     if req_to_verify_expected_tokens is not None:
         name = "req_to_verify_expected_tokens"
         # int64 is ours: salted token ids are 63-bit. Upstream's pool is int32.
         if req_to_verify_expected_tokens.dtype not in (torch.int32, torch.int64):
-            _check_dtype(name, req_to_verify_expected_tokens, torch.int32)
-        _check_dim(name, req_to_verify_expected_tokens, 2)
-        _check_len(name, req_to_verify_expected_tokens, int(req_to_token.shape[0]))
-        _check_device(name, req_to_verify_expected_tokens, *ref)
-        _check_contiguous(name, req_to_verify_expected_tokens)
+            check_dtype(name, req_to_verify_expected_tokens, torch.int32)
+        check_dim(name, req_to_verify_expected_tokens, 2)
+        check_len(name, req_to_verify_expected_tokens, int(req_to_token.shape[0]))
+        check_device(name, req_to_verify_expected_tokens, *ref)
+        check_contiguous(name, req_to_verify_expected_tokens)
         assert req_to_verify_expected_tokens_valid_lens is not None
-        _check_vector(
+        check_vector(
             "req_to_verify_expected_tokens_valid_lens",
             req_to_verify_expected_tokens_valid_lens,
             torch.int64,
@@ -183,9 +138,9 @@ def check_verify_plan(
         "verify_prev_slot_indices",
     ):
         name = f"{prefix}.{field}"
-        _check_vector(name, getattr(plan, field), torch.int64, capacity, ref_name, ref)
+        check_vector(name, getattr(plan, field), torch.int64, capacity, ref_name, ref)
     for field in ("verify_num_valid", "enable"):
-        _check_vector(f"{prefix}.{field}", getattr(plan, field), torch.int32, 1, ref_name, ref)
+        check_vector(f"{prefix}.{field}", getattr(plan, field), torch.int32, 1, ref_name, ref)
 
 
 def check_write_plan(
@@ -212,7 +167,7 @@ def check_write_plan(
         ("write_seed_slot_indices", torch.int64, capacity),
         ("write_num_valid_reqs", torch.int32, 1),
     ):
-        _check_vector(f"{prefix}.{field}", getattr(plan, field), dtype, length, ref_name, ref)
+        check_vector(f"{prefix}.{field}", getattr(plan, field), dtype, length, ref_name, ref)
 
 
 def _check_launch_context(
@@ -231,8 +186,8 @@ def _check_launch_context(
             f"kv-canary: at most {REAL_KV_SOURCES_LIMIT} RealKvSource entries supported by the "
             f"CUDA ABI, got {len(real_kv_sources)}"
         )
-    _check_dtype("canary_buf", canary_buf, torch.uint8)
-    _check_dim("canary_buf", canary_buf, 2)
+    check_dtype("canary_buf", canary_buf, torch.uint8)
+    check_dim("canary_buf", canary_buf, 2)
     if canary_buf.shape[1] < SLOT_BYTES:
         raise ValueError(
             "kv-canary: canary_buf slot stride must hold at least "
@@ -243,20 +198,20 @@ def _check_launch_context(
             "kv-canary: canary_buf slot stride must be a multiple of 8 bytes, "
             f"got {canary_buf.shape[1]}"
         )
-    _check_contiguous("canary_buf", canary_buf)
+    check_contiguous("canary_buf", canary_buf)
     ref = ("canary_buf", canary_buf)
-    _check_dtype("violation_ring", violation_ring, torch.int64)
-    _check_dim("violation_ring", violation_ring, 2)
+    check_dtype("violation_ring", violation_ring, torch.int64)
+    check_dim("violation_ring", violation_ring, 2)
     if violation_ring.shape[1] != RING_FIELDS:
         raise ValueError(
             f"kv-canary: violation_ring must have {RING_FIELDS} fields a row, "
             f"got shape {tuple(violation_ring.shape)}"
         )
-    _check_device("violation_ring", violation_ring, *ref)
-    _check_contiguous("violation_ring", violation_ring)
-    _check_vector("violation_write_index", violation_write_index, torch.int32, 1, *ref)
-    _check_vector("slot_run_counter", slot_run_counter, torch.int64, 1, *ref)
-    _check_vector("kernel_run_counter", kernel_run_counter, torch.int64, 1, *ref)
+    check_device("violation_ring", violation_ring, *ref)
+    check_contiguous("violation_ring", violation_ring)
+    check_vector("violation_write_index", violation_write_index, torch.int32, 1, *ref)
+    check_vector("slot_run_counter", slot_run_counter, torch.int64, 1, *ref)
+    check_vector("kernel_run_counter", kernel_run_counter, torch.int64, 1, *ref)
     check_sources(real_kv_sources, *ref)
 
 
@@ -283,7 +238,7 @@ def check_sources(sources: Sequence[RealKvSource], ref_name: str, ref: torch.Ten
                 f"kv-canary: real_kv_sources[{i}].tensor (viewed as uint8) must be 2-D, "
                 f"got {tensor.dim()}-D"
             )
-        _check_device(f"real_kv_sources[{i}].tensor", tensor, ref_name, ref)
+        check_device(f"real_kv_sources[{i}].tensor", tensor, ref_name, ref)
 
 
 def check_real_kv_args(*, slots: torch.Tensor, real_kv_sources: Sequence[RealKvSource]) -> None:
@@ -294,7 +249,7 @@ def check_real_kv_args(*, slots: torch.Tensor, real_kv_sources: Sequence[RealKvS
     """
     import torch
 
-    _check_vector("slots", slots, torch.int64, None, "slots", slots)
+    check_vector("slots", slots, torch.int64, None, "slots", slots)
     check_sources(real_kv_sources, "slots", slots)
 
 
@@ -359,12 +314,10 @@ def check_write_args(
     ref = ("canary_buf", canary_buf)
     check_write_plan(plan, *ref)
     num_tokens = int(positions.shape[0])
-    _check_vector("input_ids", input_ids, torch.int64, num_tokens, *ref)
-    _check_vector("positions", positions, torch.int64, num_tokens, *ref)
-    _check_vector("out_cache_loc", out_cache_loc, torch.int64, num_tokens, *ref)
-    _check_vector(
-        "enable_chain_position_assert", enable_chain_position_assert, torch.int32, 1, *ref
-    )
+    check_vector("input_ids", input_ids, torch.int64, num_tokens, *ref)
+    check_vector("positions", positions, torch.int64, num_tokens, *ref)
+    check_vector("out_cache_loc", out_cache_loc, torch.int64, num_tokens, *ref)
+    check_vector("enable_chain_position_assert", enable_chain_position_assert, torch.int32, 1, *ref)
     given = (expected_input_tokens, expected_input_positions)
     if enable_write_input_assert:
         if any(tensor is None for tensor in given):
@@ -375,7 +328,7 @@ def check_write_args(
             ("expected_input_tokens", "expected_input_positions"), given, strict=True
         ):
             assert tensor is not None
-            _check_vector(name, tensor, torch.int64, num_tokens, *ref)
+            check_vector(name, tensor, torch.int64, num_tokens, *ref)
     elif any(tensor is not None for tensor in given):
         raise ValueError(
             "kv-canary: expected input tensors must be None when enable_write_input_assert=False"
