@@ -37,6 +37,7 @@ def conclude(replay: Replay, reader: TraceReader) -> ReplayResult:
         sweeps=replay.sweeps,
         sweep_entries=tally.sweep_entries,
         lost_events=lost,
+        ended_at_event=None if notes.ended is None else notes.ended.event,
         stopped_at_step=replay.stopped_at_step,
         notes=(*notes.messages(), *_own_notes(replay)),
     )

@@ -89,6 +89,7 @@ class Coverage:
         sweep_entries: Entries that they checked.
         lost_events: Events missing by gaps in ``i`` or torn segments.
         token_entries: Verified entries whose token was compared.
+        ended_at_event: ``i`` at which the recording ended early, None if it did not.
         stopped_at_step: Step at which ``--mode raise`` stopped; None = read to the end.
         notes: Further sentences that the reader must know.
     """
@@ -107,6 +108,7 @@ class Coverage:
     sweeps: int = 0
     sweep_entries: int = 0
     lost_events: int = 0
+    ended_at_event: int | None = None
     stopped_at_step: int | None = None
     notes: tuple[str, ...] = ()
 

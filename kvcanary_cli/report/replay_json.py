@@ -209,6 +209,7 @@ def coverage_dict(coverage: Coverage, result: ReplayResult) -> dict[str, Any]:
         "ring_lost": result.ring_lost,
         "filters": list(result.filters),
         "filtered_out": result.filtered_out,
+        "ended_at_event": coverage.ended_at_event,
         "stopped_at_step": coverage.stopped_at_step,
         "checks": {
             "capacities": result.capacities.known,
@@ -250,9 +251,8 @@ def _merged(results: Sequence[ReplayResult]) -> dict[str, Any]:
         for reason, number in cell["skip_reasons"].items():
             reasons[reason] = reasons.get(reason, 0) + number
     out["skip_reasons"] = reasons
-    out["stopped_at_step"] = next(
-        (c["stopped_at_step"] for c in each if c["stopped_at_step"] is not None), None
-    )
+    for name in ("ended_at_event", "stopped_at_step"):
+        out[name] = next((c[name] for c in each if c[name] is not None), None)
     out["filters"] = each[0]["filters"]
     out["checks"] = {name: all(c["checks"][name] for c in each) for name in each[0]["checks"]}
     out["notes"] = [

@@ -100,6 +100,9 @@ def summary_line(report: Report) -> Text:
         facts.insert(-2, count(ownership, "broken ownership rule"))
     if len(results) > 1:
         facts.append(f"{len(results)} traces")
+    ended = [r.coverage.ended_at_event for r in results if r.coverage.ended_at_event is not None]
+    if ended:
+        facts.append(f"recording ended early at event {ended[0]}")
     if results[0].filters:
         others = sum(result.filtered_out for result in results)
         facts.append(

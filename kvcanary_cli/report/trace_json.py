@@ -68,6 +68,9 @@ def info_object(info: TraceInfo) -> dict[str, Any]:
             {"file": torn.name, "events": torn.events, "why": torn.why} for torn in notes.torn
         ],
         "still_recording": notes.still_recording,
+        "recording_ended": None
+        if notes.ended is None
+        else {"event": notes.ended.event, "reason": notes.ended.reason},
         "unknown_kinds": dict(notes.unknown_kinds),
         "unknown_fields": dict(notes.unknown_fields),
         "notes": notes.messages(),

@@ -52,6 +52,7 @@ class FolderReader(TraceReader):
         self.header = parse_header(self._manifest.header, where)
         self._entries = [*self._manifest.segments, *self._unlisted()]
         self.notes.still_recording = not self._manifest.complete
+        self.notes.seal_interval_s = self.header.seal_interval_s
         self.bytes_total = sum(self._size(entry) for entry in self._entries)
 
     def _unlisted(self) -> list[SegmentEntry]:

@@ -73,6 +73,7 @@ class TraceHeader:
         created_at: When the recording began, or None.
         starts_mid_run: Whether the server was already running then, so that slots may hold
             content whose writing the trace does not show.
+        seal_interval_s: How often the recorder puts its events on disk, or None.
     """
 
     raw: Mapping[str, Any]
@@ -87,6 +88,7 @@ class TraceHeader:
     chain: str
     created_at: str | None
     starts_mid_run: bool
+    seal_interval_s: float | None = None
 
 
 class _Reader:
@@ -139,6 +141,14 @@ class _Reader:
             raise self.fail(name, "an object")
         return value
 
+    def seconds(self, name: str) -> float | None:
+        value = self._obj.get(name)
+        if value is None:
+            return None
+        if type(value) not in (int, float) or not 0 < value < _MAX_SIZE:
+            raise self.fail(name, "a positive number of seconds")
+        return float(value)
+
     def boolean(self, name: str) -> bool:
         value = self._obj.get(name, False)
         if not isinstance(value, bool):
@@ -189,6 +199,7 @@ def parse_header(obj: Any, where: str) -> TraceHeader:
         chain=read.choice("chain", CHAINS, CHAINS[0]),
         created_at=read.text("created_at"),
         starts_mid_run=read.boolean("starts_mid_run"),
+        seal_interval_s=read.seconds("seal_interval_s"),
     )
 
 

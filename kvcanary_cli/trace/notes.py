@@ -37,6 +37,19 @@ class TornSegment:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class RecordingEnd:
+    """The recorder gave up before the server ended.
+
+    Attributes:
+        event: ``i`` of its last word.
+        reason: Why.
+    """
+
+    event: int
+    reason: str
+
+
 @dataclass(slots=True)
 class TraceNotes:
     """Filled while a trace is read, and complete after its last segment.
@@ -52,6 +65,8 @@ class TraceNotes:
         lost_events: Events lost in all gaps.
         torn: Segments of a folder that were lost.
         still_recording: Whether the folder's recorder had not finished.
+        seal_interval_s: How often that recorder put its events on disk, None if it does not say.
+        ended: Where and why the recorder gave up, None if it does not say that it did.
     """
 
     unknown_kinds: dict[str, int] = field(default_factory=dict)
@@ -63,6 +78,8 @@ class TraceNotes:
     lost_events: int = 0
     torn: list[TornSegment] = field(default_factory=list)
     still_recording: bool = False
+    seal_interval_s: float | None = None
+    ended: RecordingEnd | None = None
 
     def clear(self) -> None:
         """Forget what the events said; another pass over them says it again."""
@@ -72,6 +89,7 @@ class TraceNotes:
         self.gaps.clear()
         self.torn.clear()
         self.gap_count = self.lost_events = 0
+        self.ended = None
 
     @property
     def missing_events(self) -> int:
@@ -85,6 +103,14 @@ class TraceNotes:
         if len(self.gaps) < _MAX_GAPS:
             self.gaps.append(gap)
 
+    def _unclosed(self) -> str:
+        if self.seal_interval_s is None:
+            return "it still runs, or was killed"
+        return (
+            "it still runs, or was killed, which costs at most the last "
+            f"{self.seal_interval_s:g} s of events where the disk kept up"
+        )
+
     def messages(self) -> list[str]:
         """One sentence for each thing noticed, in a fixed order."""
         out = []
@@ -95,8 +121,13 @@ class TraceNotes:
         for torn in self.torn:
             events = "an unknown number of" if torn.events is None else str(torn.events)
             out.append(f"segment {torn.name} is torn: {events} events are missing ({torn.why})")
-        if self.still_recording:
-            out.append("the recorder has not closed this trace: it still runs, or was killed")
+        if self.ended is not None:
+            out.append(
+                f"the recording ended early, at event i={self.ended.event}: "
+                f"{printable(self.ended.reason)}: what the server did from there on is not known"
+            )
+        elif self.still_recording:
+            out.append(f"the recorder has not closed this trace: {self._unclosed()}")
         for kind, count in sorted(self.unknown_kinds.items()):
             out.append(
                 f"unknown event kind '{printable(kind)}' ({count} events): kept, not interpreted"

@@ -153,6 +153,9 @@ _KINDS = (
         "unknown:ints? writer:strs? writer_step:ints? writer_event:ints? writer_position:ints? "
         "namespace:strs? not_owned:ints? proposed:ints?",
     ),
+    # Ours: what the recorder says about the recording itself.
+    _kind("recording_ended", "recording", "reason:str"),
+    _kind("triggered", "recording", "by:str text:str?"),
 )
 
 KINDS: Mapping[str, EventKind] = MappingProxyType({kind.name: kind for kind in _KINDS})
@@ -160,8 +163,11 @@ KINDS: Mapping[str, EventKind] = MappingProxyType({kind.name: kind for kind in _
 #: Fields that any event may carry besides ``kind`` and ``i``.
 COMMON_FIELDS = (Field("t", FieldType.INT, False), Field("rank", FieldType.JSON, False))
 
+#: Family of the recorder's own events; a header's ``records`` need not name it.
+RECORDING_FAMILY = "recording"
+
 #: Every entry that the header's ``records`` may name. ``graph`` and ``namespace`` cover fields of
-#: ``forward``; ``canary_rows`` is ours.
+#: ``forward``; ``canary_rows`` and ``recording`` are ours.
 FAMILIES = tuple(
     dict.fromkeys([*(kind.family for kind in _KINDS), "graph", "namespace", "canary_rows"])
 )

@@ -13,8 +13,9 @@ import numpy as np
 
 from kvcanary_cli.trace.bounds import Bounds
 from kvcanary_cli.trace.errors import TraceError
+from kvcanary_cli.trace.notes import RecordingEnd
 from kvcanary_cli.trace.problems import KindView, Problems
-from kvcanary_cli.trace.schema import KINDS, MAX_KINDS, WORKERS
+from kvcanary_cli.trace.schema import KINDS, MAX_KINDS, RECORDING_FAMILY, WORKERS
 from kvcanary_cli.trace.segment import EXTRA
 from kvcanary_cli.trace.validate_events import check_events
 from kvcanary_cli.trace.validate_forward import check_forwards
@@ -146,7 +147,9 @@ class StreamValidator:
                         hint="is this a trace of kvcanary?",
                     )
                 continue
-            if spec.family not in self._records:
+            if name == "recording_ended":
+                self._note_end(segment)
+            if spec.family not in self._records and spec.family != RECORDING_FAMILY:
                 _add(self._notes.undeclared, spec.family, table.rows)
             extra = table.columns.get(EXTRA)
             if extra is not None:
@@ -159,6 +162,15 @@ class StreamValidator:
         if forward is not None:
             self.forwards += forward.rows
             self.tokens += len(forward.columns["out_cache_loc"].values)
+
+    def _note_end(self, segment: Segment) -> None:
+        """Keep where and why the recorder gave up, as its last word says."""
+        last = segment.tables["recording_ended"].rows - 1
+        at = segment.kind == segment.kind_names.index("recording_ended")
+        self._notes.ended = RecordingEnd(
+            int(segment.index[np.flatnonzero(at)[-1]]),
+            segment.text("recording_ended", "reason", last) or "",
+        )
 
 
 #: Distinct names that the notes count one by one.

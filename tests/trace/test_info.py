@@ -141,3 +141,22 @@ def test_sizes_are_short() -> None:
         "5.0 MiB",
         "3072.0 GiB",
     ]
+
+
+def test_a_recording_that_ended_early_says_where_and_why(tmp_path: Path) -> None:
+    header, events = small_trace()
+    last = events[-1]["i"]
+    ended = {"kind": "recording_ended", "i": last + 1, "reason": "OSError: [/x] no space"}
+    trigger = {"kind": "triggered", "i": last + 1, "by": "signal", "text": "t"}
+    told = write_trace(tmp_path / "a.pt", header, [*events, ended])
+    reader = open_trace(told)
+    out = info_object(collect_info(reader))
+    assert out["recording_ended"] == {"event": last + 1, "reason": "OSError: [/x] no space"}
+    # The recorder's own events need no entry in the header's records.
+    assert len(out["notes"]) == 1
+    assert f"the recording ended early, at event i={last + 1}: OSError" in out["notes"][0]
+    quiet = info_object(
+        collect_info(open_trace(write_trace(tmp_path / "b.pt", header, [*events, trigger])))
+    )
+    assert quiet["recording_ended"] is None
+    assert quiet["notes"] == []
