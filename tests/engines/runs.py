@@ -1,12 +1,12 @@
-"""The runs of SGLang that the tests look at."""
+"""The runs of SGLang that the tests look at, and who does them."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
+import time
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,15 @@ from tests.engines.setup_sglang import default_folder, interpreter
 
 HERE = Path(__file__).parent
 _TIMEOUT_S = 600
+_POLL_S = 0.2
 _LONG = {"requests": 40, "gap": 7, "new_tokens": [10, 60]}
-_FAULT = {"requests": 24, "gap": 3, "record_options": {"tokens": "raw", "kv_hash": "all"}}
+_HASHED = {"tokens": "raw", "kv_hash": "all"}
+_CANARY = {**_LONG, "canary": True, "record_options": _HASHED}
+_FAULT = {"requests": 24, "gap": 3, "record_options": _HASHED}
+_SWA = {"swa": True, "server_args": {"swa_full_tokens_ratio": 1.0, "max_total_tokens": 1024}}
+FAULTS = ("free_live_slot", "hand_out_twice", "swap_cells", "kv_bytes", "shift_position")
 
-#: Name of a run to what differs from ``sglang_driver.DESCRIPTION``.
+#: Name of a run to what differs from ``sglang_run.DESCRIPTION``.
 RUNS: dict[str, dict[str, Any]] = {
     "radix": _LONG,
     "mixed": {**_LONG, "server_args": {"enable_mixed_chunk": True}},
@@ -32,27 +37,41 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "page16": {**_LONG, "server_args": {"page_size": 16, "max_total_tokens": 1024}},
     "overlap": {**_LONG, "server_args": {"disable_overlap_schedule": False}},
-    "swa": {
+    "swa": {**_LONG, **_SWA},
+    "ngram": {
         **_LONG,
-        "swa": True,
-        "server_args": {"swa_full_tokens_ratio": 1.0, "max_total_tokens": 1024},
+        "speculation": True,
+        "new_tokens": [20, 90],
+        "server_args": {
+            "speculative_algorithm": "NGRAM",
+            "speculative_num_draft_tokens": 4,
+            "max_total_tokens": 1024,
+        },
     },
-    "canary": {
-        "requests": 20,
-        "gap": 3,
-        "canary": True,
-        "record_options": {"tokens": "raw", "kv_hash": "all"},
+    "draft_model": {
+        **_LONG,
+        "speculation": True,
+        "new_tokens": [20, 90],
+        "server_args": {
+            "speculative_algorithm": "STANDALONE",
+            "speculative_draft_model_path": "{model}",
+            "speculative_num_steps": 3,
+            "speculative_eagle_topk": 1,
+            "speculative_num_draft_tokens": 4,
+            "max_total_tokens": 1024,
+        },
     },
-    **{
-        f"fault_{fault}": {**_FAULT, "fault": fault}
-        for fault in (
-            "free_live_slot",
-            "hand_out_twice",
-            "swap_cells",
-            "kv_bytes",
-            "shift_position",
-        )
+    "canary": _CANARY,
+    "canary_overlap_page16": {
+        **_CANARY,
+        "server_args": {
+            "page_size": 16,
+            "max_total_tokens": 1024,
+            "disable_overlap_schedule": False,
+        },
     },
+    "canary_swa": {**_CANARY, **_SWA},
+    **{f"fault_{fault}": {**_FAULT, "fault": fault} for fault in FAULTS},
 }
 
 
@@ -61,16 +80,22 @@ class Run:
     """A finished run.
 
     Attributes:
+        name: Its key in ``RUNS``.
         folder: Its files.
-        trace: Its recording.
         result: What the driver says.
         log: What the process printed.
     """
 
+    name: str
     folder: Path
-    trace: Path
     result: dict[str, Any]
     log: str
+
+    @property
+    def trace(self) -> Path:
+        """Its recording, of the one rank that there is."""
+        (trace,) = (self.folder / "run.kvtrace").glob("*.kvtrace")
+        return trace
 
 
 def engine_env(**extra: str) -> dict[str, str]:
@@ -85,34 +110,67 @@ def engine_env(**extra: str) -> dict[str, str]:
     }
 
 
-@cache
-def run(name: str, base: Path) -> Run:
-    """Run ``RUNS[name]`` once, with its files below ``base``."""
-    folder = base / name
-    folder.mkdir(parents=True)
-    trace = folder / "run.kvtrace"
-    description = {
-        "folder": str(folder),
-        "record": str(trace),
-        "record_options": {"tokens": "raw"},
-        **RUNS[name],
-    }
-    (folder / "run.json").write_text(json.dumps(description))
-    env = engine_env(**({"TRITON_INTERPRET": "1"} if description.get("canary") else {}))
-    done = subprocess.run(
-        [
-            str(interpreter(default_folder())),
-            str(HERE / "sglang_driver.py"),
-            str(folder / "run.json"),
-        ],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-    )
-    (folder / "log.txt").write_text(done.stdout)
-    result = folder / "result.json"
-    assert result.exists(), done.stdout[-4000:]
-    return Run(folder, trace, json.loads(result.read_text()), done.stdout)
+class Runner:
+    """Has one process do runs, two at a time, while the tests look at those that are done."""
+
+    def __init__(self, base: Path) -> None:
+        """Start it.
+
+        Args:
+            base: Folder of the runs' folders.
+        """
+        self._base = base
+        self._asked: set[str] = set()
+        self._done: dict[str, Run] = {}
+        self._log = (base / "driver.txt").open("w")
+        self._driver = subprocess.Popen(
+            [str(interpreter(default_folder())), str(HERE / "sglang_driver.py")],
+            # The engine's canary and its speculation are Triton kernels.
+            env=engine_env(TRITON_INTERPRET="1"),
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def ask(self, name: str) -> None:
+        """Have ``RUNS[name]`` done, once."""
+        if name in self._asked:
+            return
+        self._asked.add(name)
+        folder = self._base / name
+        folder.mkdir()
+        description = {
+            "folder": str(folder),
+            "record": str(folder / "run.kvtrace"),
+            "record_options": {"tokens": "raw"},
+            **RUNS[name],
+        }
+        (folder / "run.json").write_text(json.dumps(description))
+        assert self._driver.stdin is not None
+        self._driver.stdin.write(f"{folder / 'run.json'}\n")
+        self._driver.stdin.flush()
+
+    def get(self, name: str) -> Run:
+        """The finished run; waits for it."""
+        self.ask(name)
+        if name not in self._done:
+            folder = self._base / name
+            log = folder / "log.txt"
+            deadline = time.monotonic() + _TIMEOUT_S
+            while not (folder / "result.json").exists():
+                said = (log if log.exists() else self._base / "driver.txt").read_text()
+                assert not (folder / "failed").exists(), said[-4000:]
+                assert self._driver.poll() is None, said[-4000:]
+                assert time.monotonic() < deadline, said[-4000:]
+                time.sleep(_POLL_S)
+            result = json.loads((folder / "result.json").read_text())
+            self._done[name] = Run(name, folder, result, log.read_text())
+        return self._done[name]
+
+    def close(self) -> None:
+        """End the process; a run that is under way is finished first."""
+        assert self._driver.stdin is not None
+        self._driver.stdin.close()
+        self._driver.wait(_TIMEOUT_S)
+        self._log.close()

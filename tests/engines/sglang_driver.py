@@ -1,267 +1,80 @@
-"""Runs SGLang's scheduler in this process on a made-up load, recorded or not.
+"""Does runs of SGLang, each in a child of its own, so that the engine is imported once.
 
-    python tests/engines/sglang_driver.py RUN.json
+    python tests/engines/sglang_driver.py [JOBS] < PATHS
 
-runs in the environment of ``setup_sglang.py``; the run's description and results are plain JSON
-(``DESCRIPTION`` below), the final buffers of the engine's canary an ``.npz``. The process ends
-hard, as SGLang's own do.
+runs in the environment of ``setup_sglang.py``. Each line of standard input is the path of a run's
+description (``sglang_run.DESCRIPTION``); at most JOBS run at a time, 2 unless given. What a run
+prints goes into ``log.txt`` beside its description. The children end hard, as SGLang's own
+processes do; one that leaves no result leaves ``failed``.
 """
 
 from __future__ import annotations
 
-import json
+import faulthandler
 import os
-import random
+import select
 import sys
 import time
-from array import array
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-#: Fields of a run and their defaults.
-DESCRIPTION: dict[str, Any] = {
-    "folder": "",
-    "record": None,
-    "record_options": {},
-    "server_args": {},
-    "swa": False,
-    "canary": False,
-    "requests": 40,
-    "prefix_families": 4,
-    "prompt_tokens": [8, 90],
-    "new_tokens": [8, 40],
-    "ignore_eos": True,
-    "gap": 3,
-    "fault": None,
-    "fault_step": 40,
-    "seed": 1,
-}
-_IDLE_ROUNDS = 4
-#: CPU seconds of the scheduler's thread within the recorder's hooks.
-HOOK_S = [0.0]
+from tests.engines.sglang_run import execute
+
+_POLL_S = 0.05
 
 
 def main() -> None:
-    run = DESCRIPTION | json.loads(Path(sys.argv[1]).read_text())
-    folder = Path(run["folder"])
-    if run["canary"]:
-        from tests.engines.canary_on_cpu import allow
+    jobs = int(sys.argv[1]) if len(sys.argv) > 1 else 2
+    import sglang.srt.managers.scheduler  # noqa: F401
 
-        os.environ["SGLANG_KV_CANARY_ENABLE_VERIFY_TOKEN_ASSERT"] = "1"
-        allow()
-    recorder = None
-    if run["record"]:
-        from kvcanary_cli.record.sglang import install
+    running: dict[int, Path] = {}
+    waiting: list[Path] = []
+    rest, is_open = b"", True
+    while is_open or waiting or running:
+        while waiting and len(running) < jobs:
+            path = waiting.pop(0)
+            running[_start(path)] = path
+        if is_open and select.select([0], [], [], 0 if running else None)[0]:
+            read = os.read(0, 1 << 16)
+            is_open = bool(read)
+            *lines, rest = (rest + read).split(b"\n")
+            waiting += [Path(os.fsdecode(line)) for line in lines]
+        _reap(running)
 
-        time_hooks(HOOK_S)
-        recorder = install(run["record"], **run["record_options"])
-    scheduler = build_scheduler(run, folder)
-    load = Load(scheduler, run)
-    scheduler.ingest_requests = load.ingest
-    begun, process_begun = time.thread_time(), time.process_time()
-    error = None
+
+def _start(path: Path) -> int:
+    child = os.fork()
+    if child:
+        return child
+    status = 1
     try:
-        scheduler.run_event_loop()
-    except Exception as raised:  # a planted fault may bring the scheduler down
-        error = f"{type(raised).__name__}: {raised}"
-    thread_s = time.thread_time() - begun
-    if recorder is not None:
-        recorder.close()
-    if run["canary"]:
-        save_canary(scheduler, folder / "canary.npz")
-    result = {
-        "forwards": load.forwards,
-        "modes": load.modes,
-        "forward_s": load.forward_s,
-        "thread_s": thread_s,
-        "hook_s": HOOK_S[0],
-        "process_s": time.process_time() - process_begun,
-        "retracted": load.retracted,
-        "truth": load.truth,
-        "error": error,
-        "finished": len(load.waiting) == 0,
-    }
-    (folder / "result.json").write_text(json.dumps(result))
-    sys.stdout.flush()
-    os._exit(0)
+        log = os.open(path.with_name("log.txt"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(0)
+        faulthandler.enable()
+        execute(path)
+        status = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
-def time_hooks(spent: list[float]) -> None:
-    """Add the time that the recorder's hooks take to ``spent[0]``."""
-    from dataclasses import replace
-
-    from kvcanary_cli.record.sglang import hooks
-
-    def timed(call: Any) -> Any:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            begun = time.thread_time()
-            try:
-                return call(*args, **kwargs)
-            finally:
-                spent[0] += time.thread_time() - begun
-
-        return None if call is None else run
-
-    plain = hooks.hooks_of
-
-    def timed_hooks(recorder: Any) -> Any:
-        return [
-            replace(hook, before=timed(hook.before), after=timed(hook.after))
-            for hook in plain(recorder)
-        ]
-
-    hooks.hooks_of = timed_hooks
-
-
-def build_scheduler(run: dict[str, Any], folder: Path) -> Any:
-    """SGLang's scheduler for a tiny model."""
-    from sglang.srt.managers.scheduler import Scheduler
-    from sglang.srt.runtime_context import SpawnRanks, publish
-    from sglang.srt.server_args import PortArgs, ServerArgs
-
-    from tests.engines.tiny_model import make_model
-
-    arguments = {
-        "model_path": str(make_model(folder / "model", swa=run["swa"])),
-        "device": "cpu",
-        "load_format": "dummy",
-        "attention_backend": "torch_native",
-        "disable_cuda_graph": True,
-        "sampling_backend": "pytorch",
-        "grammar_backend": "none",
-        "dtype": "bfloat16",
-        "skip_server_warmup": True,
-        "random_seed": run["seed"],
-        "max_total_tokens": 512,
-        "max_running_requests": 8,
-        "chunked_prefill_size": 32,
-        "disable_overlap_schedule": True,
-        "api_key": "sk-not-to-be-recorded",
-        **run["server_args"],
-    }
-    if run["canary"]:
-        arguments |= {"kv_canary": "log", "kv_canary_real_data": "all"}
-    server_args = ServerArgs(**arguments)
-    server_args.resolve_once()
-    server_args.check_server_args()
-    publish(
-        server_args,
-        role="scheduler",
-        ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0),
-    )
-    return Scheduler(server_args, PortArgs.init_new(server_args))
-
-
-class Load:
-    """Hands requests to the scheduler, plants a fault, and ends the loop when all is done."""
-
-    def __init__(self, scheduler: Any, run: dict[str, Any]) -> None:
-        self.scheduler, self.run = scheduler, run
-        self.random = random.Random(run["seed"])
-        self.waiting = self._prompts()
-        self.rounds = self.idle = self.forwards = self.retracted = 0
-        self.forward_s = 0.0
-        self.modes: dict[str, int] = {}
-        self.truth: dict[str, Any] | None = None
-        self._sent = 0
-        runner = scheduler.tp_worker.model_runner
-        self._forward = runner.forward
-        runner.forward = self.forward
-        batch_class = type(scheduler.running_batch)
-        retract = batch_class.retract_decode
-
-        def counted(batch: Any) -> Any:
-            result = retract(batch)
-            self.retracted += len(result[0])
-            return result
-
-        batch_class.retract_decode = counted
-
-    def _prompts(self) -> list[tuple[list[int], int]]:
-        run, rng = self.run, self.random
-        low, high = run["prompt_tokens"]
-        families = [
-            [rng.randrange(3, 500) for _ in range(high)] for _ in range(run["prefix_families"])
-        ]
-        prompts = []
-        for _ in range(run["requests"]):
-            length = rng.randint(low, high)
-            shared = rng.randint(0, length)
-            tail = [rng.randrange(3, 500) for _ in range(length - shared)]
-            prompts.append((rng.choice(families)[:shared] + tail, rng.randint(*run["new_tokens"])))
-        return prompts
-
-    def ingest(self) -> None:
-        """In the place of SGLang's own reception of requests."""
-        from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
-        from sglang.srt.sampling.sampling_params import SamplingParams
-
-        self.rounds += 1
-        if self.run["fault"] and self.truth is None and self.forwards >= self.run["fault_step"]:
-            from tests.engines.faults import plant
-
-            self.truth = plant(self.run["fault"], self)
-        if self.waiting and self.rounds % self.run["gap"] == 0:
-            prompt, new_tokens = self.waiting.pop(0)
-            params = SamplingParams(
-                max_new_tokens=new_tokens, temperature=0.0, ignore_eos=self.run["ignore_eos"]
-            )
-            params.normalize(None)
-            self.scheduler.process_input_requests(
-                [
-                    TokenizedGenerateReqInput(
-                        rid=f"req-{self._sent:03d}",
-                        input_text=None,
-                        input_ids=array("q", prompt),
-                        input_embeds=None,
-                        mm_inputs=None,
-                        token_type_ids=None,
-                        sampling_params=params,
-                        return_logprob=False,
-                        logprob_start_len=-1,
-                        top_logprobs_num=0,
-                        token_ids_logprob=None,
-                        stream=False,
-                    )
-                ]
-            )
-            self._sent += 1
-        busy = self.scheduler.running_batch.reqs or self.scheduler.waiting_queue
-        busy = busy or self.scheduler.last_batch or self.scheduler.chunked_req
-        self.idle = 0 if busy or self.waiting else self.idle + 1
-        if self.idle > _IDLE_ROUNDS:
-            self.scheduler.gracefully_exit = True
-
-    def forward(self, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        """Around ``ModelRunner.forward`` of this scheduler's runner."""
-        mode = forward_batch.forward_mode.name
-        self.modes[mode] = self.modes.get(mode, 0) + 1
-        if self.run["fault"] and self.truth is not None and not self.truth.get("planted", True):
-            from tests.engines.faults import plant_in_batch
-
-            plant_in_batch(self.run["fault"], self, forward_batch)
-        begun = time.thread_time()
-        result = self._forward(forward_batch, *args, **kwargs)
-        self.forward_s += time.thread_time() - begun
-        self.forwards += 1
-        return result
-
-
-def save_canary(scheduler: Any, path: Path) -> None:
-    """What the engine's canary holds, by pool kind."""
-    import numpy as np
-
-    manager = scheduler.tp_worker.model_runner.canary_manager
-    groups = getattr(manager, "buffer_groups", None) or manager._buffer_groups
-    arrays: dict[str, Any] = {}
-    for group in groups:
-        kind = group.kind.name.lower()
-        for name in ("k_head", "k_tail"):
-            arrays[f"{kind}_{name}"] = getattr(group, name).cpu().numpy()
-    np.savez_compressed(path, **arrays)
+def _reap(running: dict[int, Path]) -> None:
+    """Note which children have ended; waits a moment if none has."""
+    if not running:
+        return
+    child, status = os.waitpid(-1, os.WNOHANG)
+    if not child:
+        time.sleep(_POLL_S)
+        return
+    path = running.pop(child)
+    if not path.with_name("result.json").exists():
+        path.with_name("failed").write_text(f"status {status}\n")
 
 
 if __name__ == "__main__":

@@ -15,14 +15,15 @@ from kvcanary_cli.record.launch import HOOK_FOLDER
 from kvcanary_cli.replay.driver import TARGET, Replay
 from kvcanary_cli.replay.options import ReplayOptions
 from kvcanary_cli.trace.reader import open_trace
-from tests.engines.runs import HERE, RUNS, Run, engine_env, run
-from tests.engines.setup_sglang import SGLANG, default_folder, interpreter, set_up
+from tests.engines.runs import HERE, RUNS, Run, Runner, engine_env
+from tests.engines.setup_sglang import SGLANG, default_folder, interpreter
 from tests.record.helpers import events, replay, steps
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-CLEAN = ["radix", "mixed", "retraction", "page16", "overlap", "swa"]
+CANARY = ("canary", "canary_overlap_page16", "canary_swa")
+CLEAN = ("radix", "mixed", "retraction", "page16", "overlap", "swa", *CANARY)
 STEPS, REQUESTS = 300, 40
 
 #: Planted fault to the class that it must be called.
@@ -35,37 +36,28 @@ CLASSES = {
 }
 
 
-@pytest.fixture(scope="session")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the runs' files go; the engine's environment is there."""
-    set_up(default_folder())
-    return tmp_path_factory.mktemp("engine")
+def runs(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("done", names, indirect=True)
 
 
-def _trace(done: Run) -> Path:
-    (trace,) = done.trace.glob("*.kvtrace")
-    return trace
+def _events(done: Run, kind: str, **fields: Any) -> list[dict[str, Any]]:
+    return [e for e in events(done.trace) if e["kind"] == kind and fields.items() <= e.items()]
 
 
-def _diagnose(done: Run) -> Any:
-    return replay(_trace(done))
-
-
-@pytest.mark.parametrize("name", CLEAN)
-def test_a_healthy_run_replays_clean(name: str, base: Path) -> None:
-    done = run(name, base)
+@runs(*CLEAN)
+def test_a_healthy_run_replays_clean(done: Run) -> None:
     assert done.result["error"] is None
     assert done.result["finished"]
-    trace = _trace(done)
+    trace = done.trace
     assert steps(trace) == list(range(done.result["forwards"]))
     assert len(steps(trace)) >= STEPS
     kinds: dict[str, int] = {}
     for event in events(trace):
         kinds[event["kind"]] = kinds.get(event["kind"], 0) + 1
-    assert kinds["finish"] == REQUESTS == RUNS[name]["requests"]
+    assert kinds["finish"] == REQUESTS == RUNS[done.name]["requests"]
     assert min(kinds[kind] for kind in ("map", "alloc", "free", "own", "match", "history")) > 0
     assert kinds.get("retract", 0) == done.result["retracted"]
-    diagnosis = _diagnose(done)
+    diagnosis = replay(trace)
     assert not diagnosis.ownership
     assert not diagnosis.findings
     assert not len(diagnosis.replay.violations)
@@ -73,22 +65,52 @@ def test_a_healthy_run_replays_clean(name: str, base: Path) -> None:
     assert diagnosis.replay.coverage.entries_verified > 10_000
 
 
-def test_the_runs_show_what_they_are_there_for(base: Path) -> None:
-    assert run("mixed", base).result["modes"]["MIXED"] > 10
-    assert run("retraction", base).result["retracted"] > 0
-    assert open_trace(_trace(run("page16", base))).header.pool.page_size == 16
-    assert open_trace(_trace(run("swa", base))).header.pool.swa_window > 0
-    assert "lut" in {event["kind"] for event in events(_trace(run("swa", base)))}
-    evicted = [
-        event
-        for event in events(_trace(run("radix", base)))
-        if event["kind"] == "free" and event.get("reason") == "evict"
-    ]
-    assert evicted
+@runs("radix")
+def test_the_radix_cache_evicts(done: Run) -> None:
+    assert _events(done, "free", reason="evict")
 
 
-def test_the_header_says_what_was_recorded_and_no_secret(base: Path) -> None:
-    header = open_trace(_trace(run("radix", base))).header
+@runs("radix", "mixed")
+def test_prefills_come_in_chunks(done: Run) -> None:
+    """A prompt that does not fit into a chunk goes on in the next step."""
+    chunk = open_trace(done.trace).header.serving_args["chunked_prefill_size"]
+    longest = max(n for e in _events(done, "match") for n in [len(e["slots"])])
+    assert longest > 0
+    split = 0
+    ends: dict[str, int] = {}
+    for event in _events(done, "forward"):
+        rows = zip(event["reqs"], event.get("extend_prefix_lens") or [], strict=False)
+        for k, (req, prefix) in enumerate(rows):
+            split += ends.get(req) == prefix and event["extend_seq_lens"][k] > 1
+            ends[req] = prefix + event["extend_seq_lens"][k]
+        assert sum(event.get("extend_seq_lens") or []) <= chunk + len(event["reqs"])
+    assert split > 5
+
+
+@runs("mixed")
+def test_batches_are_mixed(done: Run) -> None:
+    assert done.result["modes"]["MIXED"] > 10
+
+
+@runs("retraction")
+def test_requests_are_retracted(done: Run) -> None:
+    assert done.result["retracted"] > 0
+
+
+@runs("page16", "canary_overlap_page16")
+def test_pages_have_16_slots(done: Run) -> None:
+    assert open_trace(done.trace).header.pool.page_size == 16
+
+
+@runs("swa", "canary_swa")
+def test_a_sliding_window_has_its_pool(done: Run) -> None:
+    assert open_trace(done.trace).header.pool.swa_window > 0
+    assert _events(done, "lut")
+
+
+@runs("radix")
+def test_the_header_says_what_was_recorded_and_no_secret(done: Run) -> None:
+    header = open_trace(done.trace).header
     assert (header.engine_name, header.engine_version) == ("sglang", SGLANG)
     assert "sk-not-to-be-recorded" not in json.dumps(header.raw)
     assert header.serving_args is not None
@@ -97,28 +119,32 @@ def test_the_header_says_what_was_recorded_and_no_secret(base: Path) -> None:
     assert {"forward", "map", "alloc", "request", "history", "prefix"} <= header.records
 
 
-def test_the_replayed_canary_is_the_engines_own(base: Path) -> None:
-    done = run("canary", base)
+@runs(*CANARY)
+def test_the_replayed_canary_is_the_engines_own(done: Run) -> None:
     assert done.result["error"] is None
-    reader = open_trace(_trace(done))
+    reader = open_trace(done.trace)
     mine_run = Replay(reader.header, ReplayOptions(backend="cpu"))
     mine_run.run(reader)
-    (lane,) = mine_run.workers[TARGET].lanes
-    assert lane.kind is PoolKind.FULL
-    buffers = lane.buffers()
+    lanes = {lane.kind: lane.buffers() for lane in mine_run.workers[TARGET].lanes}
+    kinds = {PoolKind.FULL, PoolKind.SWA} if RUNS[done.name].get("swa") else {PoolKind.FULL}
+    assert lanes.keys() == kinds
     with np.load(done.folder / "canary.npz") as engine:
-        for end in ("head", "tail"):
-            mine, theirs = buffers["k", end].numpy(), engine[f"full_k_{end}"]
-            assert np.array_equal(mine, theirs), end
-            assert theirs.any()
+        assert len(engine.files) == 2 * len(kinds)
+        for kind, buffers in lanes.items():
+            for end in ("head", "tail"):
+                mine = buffers["k", end].numpy()
+                theirs = engine[f"{kind.name.lower()}_k_{end}"]
+                assert np.array_equal(mine, theirs), (kind, end)
+                assert theirs.any()
     assert not len(mine_run.violations)
 
 
-@pytest.mark.parametrize("fault", CLASSES)
-def test_a_fault_in_the_live_engine_is_named(fault: str, base: Path) -> None:
-    done = run(f"fault_{fault}", base)
+@pytest.mark.parametrize(
+    ("fault", "done"), [(fault, f"fault_{fault}") for fault in CLASSES], indirect=["done"]
+)
+def test_a_fault_in_the_live_engine_is_named(fault: str, done: Run) -> None:
     truth: dict[str, Any] = done.result["truth"]
-    finding = _diagnose(done).findings[0]
+    finding = replay(done.trace).findings[0]
     assert finding.cls == CLASSES[fault]
     assert finding.victim == truth["req"]
     assert truth["position"] in finding.positions
@@ -127,16 +153,16 @@ def test_a_fault_in_the_live_engine_is_named(fault: str, base: Path) -> None:
     # The first batch behind the fault that has the request reads the damage.
     reads = [
         event["step"]
-        for event in events(_trace(done))
-        if event["kind"] == "forward"
-        and event["step"] >= truth["step"]
-        and truth["req"] in event["reqs"]
+        for event in _events(done, "forward")
+        if event["step"] >= truth["step"] and truth["req"] in event["reqs"]
     ]
     latest = 1 if fault in ("free_live_slot", "hand_out_twice") else 0
     assert reads[0] <= finding.first_bad_step <= reads[latest]
 
 
-def test_the_command_records_an_engine_with_its_own_processes(base: Path, tmp_path: Path) -> None:
+def test_the_command_records_an_engine_with_its_own_processes(
+    sglang: Runner, tmp_path: Path
+) -> None:
     python = str(interpreter(default_folder()))
     command = [python, "-m", "kvcanary_cli", "record", "-o", str(tmp_path / "run.kvtrace"), "--"]
     done = subprocess.run(
@@ -159,7 +185,7 @@ def test_the_command_records_an_engine_with_its_own_processes(base: Path, tmp_pa
     assert not diagnosis.findings
 
 
-def test_without_the_command_the_engine_is_not_touched(base: Path) -> None:
+def test_without_the_command_the_engine_is_not_touched(sglang: Runner) -> None:
     code = (
         "import sglang.srt.managers.scheduler as s\n"
         "from sglang.srt.plugins import load_plugins\n"

@@ -109,7 +109,7 @@ def test_each_call_becomes_its_event(everything: Path) -> None:
     (draft,) = _only(found, "forward", worker="draft")
     assert (draft["draft_step"], draft["reqs"]) == (0, ["r1"])
     (copy,) = found_copies = _only(found, "copy")
-    assert (copy["src"], copy["dst"], copy["canary"]) == ([61], [60], False)
+    assert (copy["src"], copy["dst"], copy["canary"]) == ([61], [60], True)
     assert len(found_copies) == 1
     assert _only(found, "retract") == [e for e in found if e.get("req") == "r1"][-2:-1]
     assert len(_only(found, "abort", req="r3")) == 1

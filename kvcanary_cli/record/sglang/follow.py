@@ -12,10 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvcanary_cli.record.ledger import FREE, TREE, Ledger
+from kvcanary_cli.record.ledger import FREE, TREE
+from kvcanary_cli.record.sglang.beams import Beams
 from kvcanary_cli.record.sglang.forwards import Batch
-from kvcanary_cli.record.sglang.requests import Requests
-from kvcanary_cli.record.shadows import HistoryShadow, LutShadow, TableShadow, to_host
+from kvcanary_cli.record.sglang.graphs import Padding
+from kvcanary_cli.record.sglang.handoffs import Handoffs
+from kvcanary_cli.record.sglang.scene import Scene
+from kvcanary_cli.record.sglang.speculation import Speculation
+from kvcanary_cli.record.sglang.tiers import Tiers
+from kvcanary_cli.record.shadows import to_host
 from kvcanary_cli.trace.schema import TREE_OWNER
 
 if TYPE_CHECKING:
@@ -47,6 +52,15 @@ class _Actor:
 
 
 @dataclass(slots=True)
+class _Forward:
+    """A forward that is under way."""
+
+    step: int
+    event: dict[str, Any]
+    is_draft: bool
+
+
+@dataclass(slots=True)
 class _Checkpoint:
     """A request's row before its prefix goes into the cache."""
 
@@ -61,20 +75,37 @@ class Follower:
 
     Attributes:
         session: Takes them.
+        speculation, padding, tiers, handoffs, beams: Parts, each with calls of its own.
     """
 
-    def __init__(self, session: Session, pools: Pools, fingerprints: Fingerprints | None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        pools: Pools,
+        fingerprints: Fingerprints | None,
+        *,
+        is_overlapped: bool = False,
+    ) -> None:
+        """Nothing has been told.
+
+        Args:
+            session: Takes the events.
+            pools: The engine's live pools.
+            fingerprints: Folds KV bytes, or None.
+            is_overlapped: Whether forwards are queued before the last one's results are known.
+        """
         self.session = session
         self._pools = pools
         self._fingerprints = fingerprints
-        self._ledger = Ledger(pools.max_slot + 1)
-        self._table = TableShadow(pools.table)
-        self._histories = HistoryShadow(session.tokens)
-        self._lut = None if pools.lut is None else LutShadow(pools.max_slot + 1)
-        self._requests = Requests()
-        for state in (self._ledger, self._table, self._histories, self._lut):
-            if state is not None:
-                session.add_state(state)
+        self._is_overlapped = is_overlapped
+        scene = Scene(session, pools)
+        self._scene = scene
+        self._ledger, self._table, self._lut = scene.ledger, scene.table, scene.lut
+        self._histories, self._requests = scene.histories, scene.requests
+        self._tell_history = scene.tell_history
+        self.speculation, self.tiers = Speculation(scene), Tiers(scene)
+        self.handoffs, self.beams = Handoffs(scene), Beams(scene)
+        self.padding = Padding(session.tokens)
         self._depth = 0
         self._taker: list[tuple[str, int]] = []
         self._actors: list[_Actor] = []
@@ -85,7 +116,8 @@ class Follower:
 
     # Forwards.
 
-    def before_forward(self, runner: Any, forward_batch: Any) -> tuple[int, Batch] | None:
+    def before_forward(self, runner: Any, forward_batch: Any) -> _Forward | None:
+        """A forward of the target or a draft model begins."""
         if getattr(forward_batch, "req_pool_indices", None) is None:
             return None
         session, draft = self.session, bool(runner.is_draft_worker)
@@ -93,13 +125,15 @@ class Follower:
             # Nothing else ends steps here: SGLang's own end of a step was not seen.
             self.on_step_end()
         batch = Batch(forward_batch, self._requests.of_row)
-        if not len(batch.rows):
+        if not len(batch.rows) or batch.has_siblings:
             return None
         step = self._step
         if not draft:
             self._tell_histories(batch)
         self._tell_lut()
         session.emit_all(self._table.show(batch.rows.tolist(), batch.row_lengths.tolist()))
+        if self._is_overlapped and not draft:
+            session.emit_all(batch.launches(step))
         if self._fingerprints is not None and not draft:
             lut = self._host_lut()
             session.emit_all(self._fingerprints.before(step, self._prefix_slots(batch), lut))
@@ -108,20 +142,26 @@ class Follower:
             event |= {"worker": "draft", "draft_step": self._draft_step}
             self._draft_step += 1
         session.emit(event)
-        return (step, batch) if not draft else None
+        self.padding.opens(event)
+        return _Forward(step, event, draft)
 
     def after_forward(
-        self, token: tuple[int, Batch] | None, _result: Any, raised: bool, *_args: Any, **_kw: Any
+        self, forward: _Forward | None, _result: Any, raised: bool, *_args: Any, **_kw: Any
     ) -> None:
-        if token is None:
+        """It has run, or on a GPU: everything queued from here on runs behind it."""
+        self.padding.closes()
+        if forward is None or forward.is_draft:
             return
-        step, batch = token
         if self._fingerprints is not None and not raised:
-            slots = batch.out_cache_loc
-            self.session.emit_all(self._fingerprints.after(step, slots, self._host_lut()))
+            slots = forward.event["out_cache_loc"]
+            self.session.emit_all(self._fingerprints.after(forward.step, slots, self._host_lut()))
         self._step += 1
         self._draft_step = 0
         self._forwards_open += 1
+
+    def before_draft_graph(self, graph: Any, forward_batch: Any, *_a: Any, **_k: Any) -> Any:
+        """A draft model's captured graph runs, which is no forward of its runner."""
+        return self.before_forward(graph.model_runner, forward_batch)
 
     def on_step_end(self, *_args: Any, **_kwargs: Any) -> None:
         """The scheduler has dealt with a batch's result."""
@@ -133,11 +173,6 @@ class Follower:
             req = None if name is None else self._requests.by_id.get(name)
             if req is not None:
                 self._tell_history(req)
-
-    def _tell_history(self, req: Any) -> None:
-        self.session.emit_all(
-            self._histories.show(str(req.rid), req.origin_input_ids, req.output_ids)
-        )
 
     def _tell_lut(self) -> None:
         if self._lut is not None:
@@ -182,8 +217,11 @@ class Follower:
                 start += count
             return
         caller = _caller()
-        owner = TREE_OWNER if caller in _CACHE_CALLERS else f"engine:{caller}"
-        self.session.emit_all(self._ledger.alloc(owner, slots))
+        if caller in _CACHE_CALLERS:
+            self.session.emit_all(self._ledger.alloc(TREE_OWNER, slots))
+            self.session.emit_all(self._ledger.own(TREE_OWNER, slots))
+        else:
+            self.session.emit_all(self._ledger.alloc(f"engine:{caller}", slots))
 
     def on_free(
         self, outer: Any, _result: Any, raised: bool, allocator: Any, slots: Any, **_kwargs: Any
@@ -254,7 +292,11 @@ class Follower:
         self.session.emit({**event, "namespace": namespace} if namespace else event)
 
     def enter_alloc_decode(self, batch: Any, token_per_req: int, *_a: Any, **_k: Any) -> None:
-        self._taker = [(self._requests.enter(req), int(token_per_req)) for req in batch.reqs]
+        names = [self._requests.enter(req) for req in batch.reqs]
+        if getattr(batch, "beam_tail", None) is not None:
+            rows = to_host(batch.req_pool_indices_cpu)[len(names) :]
+            names += [self._requests.of_row.get(row, "unknown") for row in rows.tolist()]
+        self._taker = [(name, int(token_per_req)) for name in names]
 
     def enter_alloc_spec(self, *_args: Any, **kwargs: Any) -> None:
         counts = to_host(kwargs["nxt_kv_lens_cpu"]) - to_host(kwargs["cur_kv_lens_cpu"])
@@ -262,6 +304,9 @@ class Follower:
             (self._requests.enter(req), int(count))
             for req, count in zip(kwargs["reqs"], counts.tolist(), strict=True)
         ]
+
+    def enter_alloc_received(self, *args: Any, **kwargs: Any) -> None:
+        self._taker = [self.handoffs.enter_prealloc(*args, **kwargs)]
 
     def leave_alloc(self, *_args: Any, **_kwargs: Any) -> None:
         self._taker = []
@@ -309,20 +354,6 @@ class Follower:
     def leave_actor(self, entered: bool | None, *_args: Any, **_kwargs: Any) -> None:
         if entered:
             self._actors.pop()
-
-    def on_move(
-        self, _token: Any, _res: Any, raised: bool, pool: Any, tgt_loc: Any, src_loc: Any
-    ) -> None:
-        if not raised and pool is self._pools.kv_full and len(tgt_loc):
-            self.session.emit(
-                {
-                    "kind": "copy",
-                    "src": to_host(src_loc).tolist(),
-                    "dst": to_host(tgt_loc),
-                    "via": "d2d",
-                    "canary": False,
-                }
-            )
 
     # Ends of requests.
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvcanary_cli.record.sglang.speculation import tree_parents
 from kvcanary_cli.record.shadows import to_host
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Batch:
         prefix_lens: [bs] what each row reads, by the mode's rule (specification 1.8).
         extend: ``extend_prefix_lens`` and ``extend_seq_lens`` in extend modes, else None.
         drafts: ``draft_token_num``, 0 without.
+        tree: [tokens] parent of each draft node within its row, None if each follows the last.
         reqs: Request of each row, None for padding.
     """
 
@@ -43,6 +45,9 @@ class Batch:
         self.input_ids = _host_or_empty(batch.input_ids)
         self.positions = _host_or_empty(batch.positions)
         self.drafts = int(getattr(batch.spec_info, "draft_token_num", 0) or 0)
+        self.tree: Ints | None = None
+        if self.mode == "TARGET_VERIFY":
+            self.tree = tree_parents(batch.spec_info, len(self.rows), self.drafts)
         self.extend: tuple[Ints, Ints] | None = None
         if self.mode in EXTEND_MODES and batch.extend_seq_lens is not None:
             extend = to_host(batch.extend_seq_lens)
@@ -65,6 +70,22 @@ class Batch:
         count = min(len(self.positions), len(out))
         out[:count] = self.positions[:count]
         return out
+
+    @property
+    def has_siblings(self) -> bool:
+        """Whether a draft's step proposes several tokens for a row.
+
+        What such a step writes is read within the same draft only, and rows do not name it.
+        """
+        return self.mode == "DECODE" and len(self.positions) > len(self.rows)
+
+    @property
+    def tokens_per_row(self) -> Ints:
+        """[bs]."""
+        if self.extend is not None:
+            return self.extend[1]
+        width = self.drafts if self.mode == "TARGET_VERIFY" else 1
+        return np.full(len(self.rows), width, dtype=np.int64)
 
     @property
     def row_lengths(self) -> Ints:
@@ -94,9 +115,32 @@ class Batch:
             event["extend_prefix_lens"], event["extend_seq_lens"] = self.extend
         if self.mode == "TARGET_VERIFY":
             event["draft_token_num"] = self.drafts
+        if self.tree is not None:
+            event["tree"] = {"parent": self.tree.tolist()}
         if namespaces is not None:
             event["namespaces"] = namespaces
         return event
+
+    def launches(self, step: int) -> list[Event]:
+        """Events that say what was queued for whom."""
+        stops = np.cumsum(self.tokens_per_row)
+        if not len(stops) or stops[-1] != len(self.out_cache_loc):
+            return []
+        starts = stops - self.tokens_per_row
+        return [
+            {
+                "kind": "launch",
+                "step": step,
+                "req": req,
+                "slots": self.out_cache_loc[start:stop],
+                "row": row,
+                "stream": "forward",
+            }
+            for req, row, start, stop in zip(
+                self.reqs, self.rows.tolist(), starts.tolist(), stops.tolist(), strict=True
+            )
+            if req is not None
+        ]
 
 
 def _host_or_empty(values: Any) -> Ints:

@@ -9,15 +9,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from kvcanary_cli.record.secrets import scrub
-from kvcanary_cli.record.sglang import KNOWN_VERSIONS
+from kvcanary_cli.record.sglang.families import families
 
 if TYPE_CHECKING:
     from kvcanary_cli.record.patching import Patcher
     from kvcanary_cli.record.sglang.pools import Pools
 
 log = logging.getLogger("kvcanary.record")
-
-_ALWAYS = ("forward", "map", "alloc", "request", "history", "prefix", "transfer", "namespace")
 
 
 def engine_version() -> str:
@@ -29,9 +27,15 @@ def engine_version() -> str:
 
 
 def header_of(
-    server_args: Any, pools: Pools, patcher: Patcher, *, has_fingerprints: bool
+    server_args: Any,
+    pools: Pools,
+    patcher: Patcher,
+    *,
+    has_fingerprints: bool,
+    has_tokens: bool,
+    is_overlapped: bool,
 ) -> dict[str, Any]:
-    """The header's fields; says what cannot be recorded, and why."""
+    """The header's fields; says what cannot be recorded, and why. Arguments as ``families``."""
     version = engine_version()
     arguments = {k: v for k, v in _arguments(server_args).items() if v is not None}
     _add_graph_size(arguments)
@@ -39,7 +43,15 @@ def header_of(
         "engine": {"name": "sglang", "version": version},
         "rank": _rank(server_args),
         "pool": pools.describe(),
-        "records": _families(version, arguments, pools, patcher, has_fingerprints),
+        "records": families(
+            version,
+            arguments,
+            pools,
+            patcher,
+            has_fingerprints=has_fingerprints,
+            has_tokens=has_tokens,
+            is_overlapped=is_overlapped,
+        ),
         "serving_args": scrub(arguments),
     }
 
@@ -75,43 +87,3 @@ def _rank(server_args: Any) -> dict[str, int]:
         rank[axis] = int(getattr(parallel, f"{axis}_rank", None) or 0)
         rank[f"{axis}_size"] = max(int(size), rank[axis] + 1)
     return rank
-
-
-def _families(
-    version: str,
-    arguments: dict[str, Any],
-    pools: Pools,
-    patcher: Patcher,
-    has_fingerprints: bool,
-) -> list[str]:
-    families = list(_ALWAYS)
-    if pools.lut is not None:
-        families.append("lut")
-    if has_fingerprints:
-        families.append("kv_hash")
-    lost: dict[str, str] = {}
-    for key, hook in patcher.unplaced().items():
-        # A module that was never imported has nothing that could be called.
-        if hook.module in sys.modules:
-            why = patcher.missing.get(key, "not placed")
-            log.warning("kvcanary: SGLang %s: no hook at %s: %s", version, key, why)
-            lost |= dict.fromkeys(hook.families, key)
-    if not pools.knows_allocator:
-        lost["alloc"] = lost["prefix"] = f"allocator {type(pools.allocator).__name__}"
-    if arguments.get("enable_hierarchical_cache"):
-        lost["transfer"] = "hierarchical cache"
-    if arguments.get("disaggregation_mode") not in (None, "null"):
-        lost["transfer"] = "prefill-decode transfer"
-    if arguments.get("speculative_algorithm"):
-        lost["transfer"] = "speculative decoding"
-    if version not in KNOWN_VERSIONS:
-        log.warning(
-            "kvcanary: SGLang %s is not a version that was tried (%s)",
-            version,
-            ", ".join(KNOWN_VERSIONS),
-        )
-    for family, why in lost.items():
-        if family in families:
-            families.remove(family)
-            log.warning("kvcanary: '%s' is not recorded: %s", family, why)
-    return families

@@ -6,6 +6,7 @@ is none before the scheduler is built.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from kvcanary_cli.record.patching import Hook
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from kvcanary_cli.record.sglang.recorder import Recorder
 
 _ALLOC = ("alloc",)
+_MOVES = ("transfer",)
+_GRAPH = ("graph",)
+_BEAMS = ("fork",)
 _CACHE = "mem_cache"
 #: module below ``sglang.srt``, name, method for before, method for after, families.
 _TABLE: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
@@ -93,9 +97,98 @@ _TABLE: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
     (f"{_CACHE}.radix_cache", "RadixCache.checkpoint", "enter_checkpoint", "leave_checkpoint", ()),
     (f"{_CACHE}.radix_cache", "RadixCache.evict", "enter_evict", "leave_actor", ()),
     (f"{_CACHE}.memory_pool", "ReqToTokenPool.free", "on_row_free", "", ("request",)),
-    (f"{_CACHE}.memory_pool", "MHATokenToKVPool.move_kv_cache", "", "on_move", ("transfer",)),
-    (f"{_CACHE}.memory_pool", "MLATokenToKVPool.move_kv_cache", "", "on_move", ()),
     ("managers.schedule_batch", "release_req", "enter_retract", "leave_retract", ("request",)),
+    (f"{_CACHE}.memory_pool", "MHATokenToKVPool.move_kv_cache", "", "tiers.on_move", _MOVES),
+    (f"{_CACHE}.memory_pool", "MLATokenToKVPool.move_kv_cache", "", "tiers.on_move", _MOVES),
+    (
+        f"{_CACHE}.l2_transfer",
+        "L2TransferEngine.submit_device_to_host",
+        "",
+        "tiers.on_backup",
+        _MOVES,
+    ),
+    (
+        f"{_CACHE}.l2_transfer",
+        "L2TransferEngine.submit_host_to_device",
+        "",
+        "tiers.on_load",
+        _MOVES,
+    ),
+    (
+        "managers.cache_controller",
+        "HiCacheController.alloc_prefetch_host_buffers",
+        "",
+        "tiers.on_prefetch_alloc",
+        _MOVES,
+    ),
+    (
+        "mem_cache.hybrid_cache.hybrid_cache_controller",
+        "HybridCacheController.alloc_prefetch_host_buffers",
+        "",
+        "tiers.on_prefetch_alloc",
+        _MOVES,
+    ),
+    (
+        "disaggregation.prefill",
+        "SchedulerDisaggregationPrefillMixin._send_kv_chunk",
+        "handoffs.enter_send",
+        "handoffs.leave_send",
+        _MOVES,
+    ),
+    (
+        "disaggregation.decode",
+        "alloc_for_decode_prealloc",
+        "enter_alloc_received",
+        "leave_alloc",
+        _ALLOC,
+    ),
+    (
+        "disaggregation.decode",
+        "DecodePreallocQueue._send_kv_metadata",
+        "handoffs.enter_metadata",
+        "",
+        _MOVES,
+    ),
+    ("disaggregation.utils", "poll_and_all_reduce", "", "handoffs.on_poll", _MOVES),
+    (
+        "disaggregation.utils",
+        "poll_and_all_reduce_with_staging",
+        "",
+        "handoffs.on_staged_poll",
+        _MOVES,
+    ),
+    ("speculative.eagle_utils", "eagle_sample", "", "speculation.on_sample", ("spec",)),
+    (
+        "speculative.eagle_draft_extend_cuda_graph_runner",
+        "EAGLEDraftExtendCudaGraphRunner.execute",
+        "before_draft_graph",
+        "after_forward",
+        (),
+    ),
+    (
+        "model_executor.runner.decode_cuda_graph_runner",
+        "DecodeCudaGraphRunner.load_batch",
+        "",
+        "padding.on_decode_load",
+        _GRAPH,
+    ),
+    (
+        "model_executor.runner.prefill_cuda_graph_runner",
+        "PrefillCudaGraphRunner.load_batch",
+        "",
+        "padding.on_prefill_load",
+        _GRAPH,
+    ),
+    (
+        "model_executor.cpu_graph_runner",
+        "CPUGraphRunner.prepare_replay",
+        "",
+        "padding.on_cpu_load",
+        _GRAPH,
+    ),
+    ("beam_search.fork", "alias_members_prompt_kv", "", "beams.on_alias", _BEAMS),
+    ("beam_search.fork", "remap_kv_mapping", "", "beams.on_remap", _BEAMS),
+    ("beam_search.fork", "free_member_rows", "beams.enter_free_members", "", _BEAMS),
 )
 
 
@@ -105,10 +198,11 @@ def hooks_of(recorder: Recorder) -> list[Hook]:
     def call(name: str) -> Any:
         if not name:
             return None
+        find = attrgetter(name)
 
         def run(*args: Any, **kwargs: Any) -> Any:
             follower = recorder.follower
-            return None if follower is None else getattr(follower, name)(*args, **kwargs)
+            return None if follower is None else find(follower)(*args, **kwargs)
 
         return run
 
@@ -133,6 +227,14 @@ def hooks_of(recorder: Recorder) -> list[Hook]:
             ("forward", "map", "history", "kv_hash", "lut"),
         ),
     ]
+    hooks.append(
+        Hook(
+            "sglang.srt.kv_canary.runner.violation_reporter",
+            "_format_violation",
+            None,
+            recorder.canary_reports,
+        )
+    )
     hooks += [
         Hook(f"sglang.srt.{module}", name, call(before), call(after), families)
         for module, name, before, after, families in _TABLE

@@ -16,6 +16,7 @@ class Pools:
         allocator: Hands out slots of the full pool.
         table: [rows, row_len] int32 request table.
         lut: [n] full-to-SWA table, or None.
+        kv: What the allocator calls its KV cache; holds both pools of a hybrid.
         kv_full: KV pool behind the full slots.
         kv_swa: KV pool behind the SWA slots, or None.
         slots, page_size, swa_slots, swa_window: See the trace's header.
@@ -25,6 +26,7 @@ class Pools:
     allocator: Any
     table: Any
     lut: Any
+    kv: Any
     kv_full: Any
     kv_swa: Any
     slots: int
@@ -44,6 +46,7 @@ class Pools:
             allocator=full,
             table=table_pool.req_to_token,
             lut=lut if has_swa else None,
+            kv=kv,
             kv_full=getattr(kv, "full_kv_pool", kv),
             kv_swa=getattr(kv, "swa_kv_pool", None) if has_swa else None,
             slots=int(full.size),

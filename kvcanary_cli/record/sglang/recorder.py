@@ -49,6 +49,7 @@ class Recorder:
                 server_args=scheduler.server_args,
                 allocator=scheduler.token_to_kv_pool_allocator,
                 table_pool=scheduler.req_to_token_pool,
+                is_overlapped=bool(getattr(scheduler, "enable_overlap", False)),
                 mid_run=False,
             )
 
@@ -60,11 +61,19 @@ class Recorder:
                 server_args=runner.server_args,
                 allocator=runner.token_to_kv_pool_allocator,
                 table_pool=runner.req_to_token_pool,
+                is_overlapped=not getattr(runner.server_args, "disable_overlap_schedule", True),
                 mid_run=True,
             )
 
     def _begin(
-        self, runner: Any, *, server_args: Any, allocator: Any, table_pool: Any, mid_run: bool
+        self,
+        runner: Any,
+        *,
+        server_args: Any,
+        allocator: Any,
+        table_pool: Any,
+        is_overlapped: bool,
+        mid_run: bool,
     ) -> None:
         from kvcanary_cli.record.session import Session
         from kvcanary_cli.record.sglang.fingerprints import Fingerprints
@@ -75,13 +84,27 @@ class Recorder:
         pools = Pools.of(runner, allocator, table_pool)
         fingerprints = Fingerprints.of(pools, self.options)
         header = header_of(
-            server_args, pools, self.patcher, has_fingerprints=fingerprints is not None
+            server_args,
+            pools,
+            self.patcher,
+            has_fingerprints=fingerprints is not None,
+            has_tokens=self.options.tokens != "absent",
+            is_overlapped=is_overlapped,
         )
         session = Session(self.options, header, starts_mid_run=mid_run)
-        self.follower = Follower(session, pools, fingerprints)
+        self.follower = Follower(session, pools, fingerprints, is_overlapped=is_overlapped)
         log.warning(
             "kvcanary: recording into %s (%s)", self.options.path, ", ".join(header["records"])
         )
+
+    def canary_reports(
+        self, _token: Any, text: Any, raised: bool, *_args: Any, **_kwargs: Any
+    ) -> None:
+        """The engine's own canary has found a violation and is about to log it or to raise."""
+        follower = self.follower
+        trigger = None if follower is None else getattr(follower.session, "trigger", None)
+        if not raised and trigger is not None:
+            trigger("canary", str(text).partition("\n")[0])
 
     def _fault(self, error: Exception) -> None:
         """A fault of the recorder: the recording ends, the engine does not notice."""
