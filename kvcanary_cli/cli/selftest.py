@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from kvcanary_cli.cli.output import result_output
-from kvcanary_cli.errors import EXIT_CLEAN, EXIT_FOUND
+from kvcanary_cli.errors import EXIT_CLEAN, EXIT_FOUND, EXIT_INTERNAL
 
 EPILOG = (
     "Examples:\n\n"
@@ -30,9 +30,13 @@ def selftest(
     trace: Annotated[
         Path, typer.Argument(help="A clean trace: .jsonl, .jsonl.zst, .pt, a .kvtrace folder.")
     ],
-    seeds: Annotated[int, typer.Option(min=1, help="Faults of each kind.")] = 10,
+    seeds: Annotated[int, typer.Option(min=1, help="Faults of each kind, all different.")] = 10,
     kinds: Annotated[
         str | None, typer.Option(metavar="KIND,...", help="Only these kinds of faults.")
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Processes at once.  [default: one a core]"),
     ] = None,
     backend: Annotated[str, typer.Option(help="auto, cpu, triton or reference.")] = "auto",
     output_format: Annotated[
@@ -58,6 +62,7 @@ def selftest(
             seeds=seeds,
             kinds=wanted,
             backend=backend,
+            jobs=jobs,
             progress=out.note,
         )
         if output_format is MatrixFormat.json:
@@ -65,4 +70,6 @@ def selftest(
         else:
             for part in render_matrix(matrix, width=out.width):
                 out.print(part)
+    if matrix.lost:
+        raise typer.Exit(EXIT_INTERNAL)
     raise typer.Exit(EXIT_FOUND if matrix.missed else EXIT_CLEAN)

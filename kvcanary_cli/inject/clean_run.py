@@ -199,6 +199,10 @@ class CleanRun:
                             out.setdefault(slot, []).append(Read(at, r.b, position))
         return out
 
+    def prepare(self) -> None:
+        """Work out now what is otherwise worked out when it is first asked for."""
+        _ = self.reads
+
     def cells(self, row: int, at: int) -> dict[int, int]:
         """Position to slot of a table row as it stands before event ``at``."""
         out: dict[int, int] = {}

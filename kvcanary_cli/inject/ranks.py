@@ -55,7 +55,7 @@ def divergent_rank(run: CleanRun, rng: random.Random) -> Planted | None:
             subtypes={"prefix_len"},
             victims={row.req},
             step=event["step"],
-            until=len(run.events),
+            until=run.behind_forward(at),
             note=f"{row.req} hits {position} positions on this rank, {row.prefix} on the other",
         )
     return None

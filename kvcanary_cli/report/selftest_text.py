@@ -56,12 +56,22 @@ def render_matrix(matrix: Matrix, *, width: int) -> Iterator[RenderableType]:
     left_out = [line for line in matrix.lines if not line.runs]
     for line in left_out:
         yield Text(safe(f"not planted: {line.kind.name} ({line.why_none})"))
+    for line in planted:
+        if line.runs + len(line.lost) < matrix.seeds:
+            yield Text(safe(_few(line)))
+    for fault in matrix.lost:
+        yield Text(safe(f"not judged: {fault.kind}, seed {fault.seed}: {fault.why}"))
     missed = [o for line in planted for o in line.outcomes if not o.detected]
     for outcome in missed[:_SHOWN_MISSES]:
         yield Text(safe(f"missed: {outcome.kind}, seed {outcome.seed}: {outcome.truth}"))
     if len(missed) > _SHOWN_MISSES:
         yield Text(f"... and {len(missed) - _SHOWN_MISSES} more missed")
     yield Text(safe(summary_line(matrix)))
+
+
+def _few(line: KindLine) -> str:
+    found = line.runs + len(line.lost)
+    return f"few occasions: {line.kind.name}: {found} different faults in {line.draws} draws"
 
 
 def _row(line: KindLine) -> list[str]:
@@ -81,6 +91,7 @@ def summary_line(matrix: Matrix) -> str:
         f"SUMMARY: selftest {matrix.trace}: {matrix.runs} faults, "
         f"{matrix.total('detected')} detected, {matrix.total('cls_right')} classes right, "
         f"{matrix.false_alarms} false alarms on the clean trace"
+        + (f", {len(matrix.lost)} not judged" if matrix.lost else "")
     )
 
 
@@ -95,21 +106,30 @@ def matrix_json(matrix: Matrix) -> Iterator[str]:
         "false_alarms": matrix.false_alarms,
         "kinds": [_line_dict(line) for line in matrix.lines],
         "runs": matrix.runs,
-        "verdict": "missed" if matrix.missed else "all_detected",
+        "verdict": _verdict(matrix),
     }
     value |= {name: matrix.total(name) for name, _title in _COUNTS}
     yield json.dumps(value, indent=1) + "\n"
+
+
+def _verdict(matrix: Matrix) -> str:
+    if matrix.lost:
+        return "incomplete"
+    return "missed" if matrix.missed else "all_detected"
 
 
 def _line_dict(line: KindLine) -> dict[str, Any]:
     out: dict[str, Any] = {
         "fault": line.kind.name,
         "class": line.kind.cls,
+        "draws": line.draws,
         "runs": line.runs,
         **{name: line.count(name) for name, _title in _COUNTS},
     }
     if line.why_none is not None:
         out["not_planted"] = line.why_none
+    if line.lost:
+        out["not_judged"] = [{"seed": fault.seed, "why": fault.why} for fault in line.lost]
     out["wrong"] = [
         {"seed": o.seed, "said": o.said, "truth": o.truth}
         for o in line.outcomes

@@ -7,15 +7,18 @@ replayed from the start.
 
 from __future__ import annotations
 
-import os
-import pickle
-import traceback
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from kvcanary_cli.attribution.classes import class_pages
 from kvcanary_cli.attribution.diagnoser import Diagnoser
 from kvcanary_cli.attribution.ranks import compare_ranks
+from kvcanary_cli.backends import get_backend
+from kvcanary_cli.inject.kinds import KINDS
 from kvcanary_cli.replay.capacity_limits import NOT_CHECKED
 from kvcanary_cli.replay.driver import Replay
+from kvcanary_cli.selftest.forked import Lost, can_fork, run_forked, run_here
 from kvcanary_cli.selftest.outcome import Outcome, judge
 from kvcanary_cli.trace.header import TraceHeader, parse_header
 from kvcanary_cli.trace.located import LocatedSegment
@@ -24,16 +27,17 @@ from kvcanary_cli.trace.segment import SegmentBuilder
 from kvcanary_cli.trace.validate import StreamValidator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from kvcanary_cli.attribution.ranks import RankRecord
     from kvcanary_cli.attribution.result import Finding, OwnershipFinding
     from kvcanary_cli.inject.clean_run import CleanRun
-    from kvcanary_cli.inject.planting import Built, FaultKind
     from kvcanary_cli.replay.options import ReplayOptions
+    from kvcanary_cli.selftest.draw import Drawn
 
 Event = dict[str, Any]
-Drawn = tuple["FaultKind", int, "Built"]
+#: Faults that the parent replays itself before it forks: what they load is loaded once, for all.
+_REHEARSED = 1
 
 
 class Trial:
@@ -89,6 +93,7 @@ class Course:
 
     def clean(self) -> tuple[list[Finding], list[OwnershipFinding]]:
         """Findings of the run itself: false alarms, if it is clean."""
+        class_pages()
         trial = self._trial()
         trial.feed(self._run.events)
         findings, ownership, self._clean_rank = trial.end()
@@ -97,51 +102,49 @@ class Course:
     def _trial(self) -> Trial:
         return Trial(self._header, self._options)
 
-    def outcomes(self, drawn: Sequence[Drawn]) -> Iterator[Outcome]:
-        """Diagnose each fault; in order of where they begin."""
-        if not hasattr(os, "fork"):
-            for one in drawn:
-                trial = self._trial()
-                trial.feed(self._run.events[: one[2].first])
-                yield self._finish(trial, *one)
-            return
-        _one_thread()
+    def outcomes(self, drawn: Sequence[Drawn], jobs: int) -> Iterator[tuple[Drawn, Outcome | Lost]]:
+        """Diagnose each fault; in the order in which they are done.
+
+        Args:
+            drawn: The faults.
+            jobs: How many at once.
+
+        Raises:
+            TaskError: A replay raised, for example because an injected trace is no valid one.
+        """
+        ordered = sorted(drawn, key=lambda d: d.first)
+        if can_fork():
+            _one_thread()
+            _load_kernels(self._options.backend)
+            for task in islice(self._from_start(ordered), _REHEARSED):
+                task()
+            answers = run_forked(self._going_on(ordered), jobs)
+        else:
+            answers = run_here(self._from_start(ordered))
+        for number, answer in answers:
+            yield ordered[number], answer
+
+    def _from_start(self, drawn: Sequence[Drawn]) -> Iterator[Callable[[], Outcome]]:
+        for one in drawn:
+            trial = self._trial()
+            trial.feed(self._run.events[: one.first])
+            yield partial(self._finish, trial, one)
+
+    def _going_on(self, drawn: Sequence[Drawn]) -> Iterator[Callable[[], Outcome]]:
         trial, fed = self._trial(), 0
-        for one in sorted(drawn, key=lambda d: d[2].first):
-            trial.feed(self._run.events[fed : one[2].first])
-            fed = one[2].first
-            yield self._in_child(trial, one)
+        for one in drawn:
+            trial.feed(self._run.events[fed : one.first])
+            fed = one.first
+            yield partial(self._finish, trial, one)
 
-    def _in_child(self, trial: Trial, one: Drawn) -> Outcome:
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(reading)
-            try:
-                answer: object = self._finish(trial, *one)
-            except BaseException:
-                answer = traceback.format_exc()
-            with os.fdopen(writing, "wb") as pipe:
-                pipe.write(pickle.dumps(answer))
-            os._exit(0)
-        os.close(writing)
-        with os.fdopen(reading, "rb") as pipe:
-            data = pipe.read()
-        os.waitpid(child, 0)
-        if not data:
-            raise RuntimeError(f"the replay of a {one[0].name} fault ended without an answer")
-        answer = pickle.loads(data)
-        if not isinstance(answer, Outcome):
-            raise RuntimeError(f"{one[0].name} fault of seed {one[1]}: {answer}")
-        return answer
-
-    def _finish(self, trial: Trial, kind: FaultKind, seed: int, built: Built) -> Outcome:
+    def _finish(self, trial: Trial, one: Drawn) -> Outcome:
+        kind, built = KINDS[one.kind], one.unpack()
         trial.feed(built.tail)
         findings, ownership, rank = trial.end()
         if kind.several_ranks and self._clean_rank is not None:
             rank.number = self._clean_rank.number + 1
             findings = [*findings, *compare_ranks([self._clean_rank, rank])]
-        return judge(kind, seed, built, findings, ownership)
+        return judge(kind, one.seed, built, findings, ownership)
 
 
 def _one_thread() -> None:
@@ -149,3 +152,11 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+def _load_kernels(backend: str) -> None:
+    """Load what a replay loads when damage first needs it, or each child would."""
+    if get_backend(backend).name == "cpu":
+        from kvcanary_cli.backends.cpu.warm import compile_all
+
+        compile_all()
