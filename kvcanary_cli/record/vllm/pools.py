@@ -1,0 +1,115 @@
+"""The engine's KV pool: which blocks, block tables and layers the trace is about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+#: Groups of layers whose blocks hold a token at every position, by their specification's class.
+_FULL = "FullAttentionSpec"
+_UNIFORM = "UniformTypeKVCacheSpecs"
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """Live objects of the engine and the sizes that the header states.
+
+    Attributes:
+        scheduler: The scheduler.
+        blocks: Its block pool.
+        runner: The model runner, if it is in this process and of the known kind, else None.
+        why_derived: Why there is no ``runner``, "" if there is one.
+        group: Number of the KV cache group whose table and slots are recorded; None if no group
+            keeps a token at every position.
+        block_size: Slots of a block of the pool.
+        table_block_size: Slots of a block of the runner's table, which may be smaller.
+        num_blocks: Blocks, the null block included.
+        rows, blocks_per_row: Size of the request table, in blocks of the runner's table.
+    """
+
+    scheduler: Any
+    blocks: Any
+    runner: Any
+    why_derived: str
+    group: int | None
+    block_size: int
+    table_block_size: int
+    num_blocks: int
+    rows: int
+    blocks_per_row: int
+
+    @classmethod
+    def of(cls, scheduler: Any, executor: Any) -> Pools:
+        """Find them.
+
+        Args:
+            scheduler: The engine core's scheduler.
+            executor: What runs the model, or the model runner itself; None = not known.
+        """
+        manager = scheduler.kv_cache_manager
+        config = manager.kv_cache_config
+        group = _full_group(config.kv_cache_groups)
+        runner, why = _runner(executor)
+        block_size = int(manager.coordinator.single_type_managers[group or 0].block_size)
+        table_block_size = block_size
+        longest = int(scheduler.max_model_len)
+        blocks_per_row = -(-longest // block_size)
+        if runner is not None and group is not None:
+            table = runner.input_batch.block_table[group]
+            table_block_size = int(table.block_size)
+            blocks_per_row = int(table.max_num_blocks_per_req)
+        return cls(
+            scheduler=scheduler,
+            blocks=manager.block_pool,
+            runner=runner,
+            why_derived=why,
+            group=group,
+            block_size=block_size,
+            table_block_size=table_block_size,
+            num_blocks=int(manager.block_pool.num_gpu_blocks),
+            rows=int(scheduler.max_num_running_reqs) + 1,
+            blocks_per_row=blocks_per_row,
+        )
+
+    @property
+    def groups(self) -> int:
+        """KV cache groups of the model."""
+        return len(self.scheduler.kv_cache_manager.kv_cache_config.kv_cache_groups)
+
+    def describe(self) -> dict[str, Any]:
+        """The header's ``pool``: block 0 is the null block, which no request may own."""
+        return {
+            "slots": (self.num_blocks - 1) * self.block_size,
+            "max_slot": self.num_blocks * self.block_size - 1,
+            "reserved": list(range(self.block_size)),
+            "page_size": self.block_size,
+            "rows": self.rows,
+            "row_len": self.blocks_per_row * self.table_block_size,
+            "swa_slots": 0,
+            "swa_window": 0,
+        }
+
+
+def _full_group(groups: Any) -> int | None:
+    for number, group in enumerate(groups):
+        spec = group.kv_cache_spec
+        if type(spec).__name__ == _UNIFORM:
+            spec = next(iter(spec.kv_cache_specs.values()))
+        if _FULL in {base.__name__ for base in type(spec).__mro__}:
+            return number
+    return None
+
+
+def _runner(executor: Any) -> tuple[Any, str]:
+    runner = executor
+    if not hasattr(runner, "execute_model") or not hasattr(runner, "input_batch"):
+        worker = getattr(executor, "driver_worker", None)
+        worker = getattr(worker, "worker", worker)
+        runner = getattr(worker, "model_runner", None)
+        if runner is None:
+            by = "something" if executor is None else type(executor).__name__
+            return None, f"{by} runs the model in other processes"
+    if not hasattr(runner, "_model_forward") or not hasattr(runner, "input_batch"):
+        kind = f"{type(runner).__module__}.{type(runner).__name__}"
+        return None, f"{kind} is not a model runner that was tried"
+    return runner, ""

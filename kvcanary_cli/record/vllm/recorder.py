@@ -1,0 +1,127 @@
+"""The recorder of one vLLM process: from its engine core on, until a fault or its end."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from kvcanary_cli.record.patching import Patcher
+
+if TYPE_CHECKING:
+    from kvcanary_cli.record.options import RecordOptions
+    from kvcanary_cli.record.vllm.follow import Follower
+
+log = logging.getLogger("kvcanary.record")
+
+
+class Recorder:
+    """Places the hooks, and makes a ``Follower`` when the engine core is there.
+
+    Attributes:
+        options: What to record.
+        patcher: The hooks.
+        follower: What turns calls into events; None before the engine core is there and after a
+            fault.
+    """
+
+    def __init__(self, options: RecordOptions) -> None:
+        from kvcanary_cli.record.vllm.hooks import hooks_of
+
+        self.options = options
+        self.follower: Follower | None = None
+        self._ended = False
+        self._initialising = 0
+        self._core: Any = None
+        self._built: Any = None
+        self._seen: Any = None
+        self._runner: Any = None
+        self.patcher = Patcher(hooks_of(self), lambda: not self._ended, self._fault)
+
+    def core_begins(self, *_args: Any, **_kwargs: Any) -> None:
+        """An engine core is being built: what it runs meanwhile is warm-up."""
+        self._initialising += 1
+
+    def core_built(
+        self, _token: Any, _result: Any, raised: bool, core: Any, *_args: Any, **_kwargs: Any
+    ) -> None:
+        """The engine core of this process is ready for requests."""
+        self._initialising -= 1
+        if not raised and self.follower is None and not self._initialising:
+            self._core = core
+            self._begin(core.scheduler, core.model_executor, mid_run=False)
+
+    def core_ends(
+        self, _token: Any, _result: Any, _raised: bool, core: Any, *_args: Any, **_kwargs: Any
+    ) -> None:
+        """The engine core that is recorded has been shut down."""
+        if core is self._core:
+            self.close()
+
+    def runner_ready(
+        self, _token: Any, _result: Any, raised: bool, runner: Any, *_args: Any, **_kwargs: Any
+    ) -> None:
+        """A model runner of this process has its KV pool."""
+        if not raised:
+            self._runner = runner
+
+    def scheduler_built(
+        self, _token: Any, _result: Any, raised: bool, scheduler: Any, *_args: Any, **_kwargs: Any
+    ) -> None:
+        """A scheduler is there that has done nothing yet."""
+        if not raised:
+            self._built = scheduler
+
+    def scheduling(self, scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
+        """A scheduler is at work. As a plugin, the recorder is loaded by an engine core that is
+        being built already: its first step is where it is seen to be ready.
+        """
+        self._seen = scheduler
+        if self.follower is None and scheduler is self._built and not self._initialising:
+            self._begin(scheduler, self._runner, mid_run=False)
+
+    def late(self, runner: Any) -> None:
+        """A step of an engine core that was there before the recorder."""
+        if self.follower is None and not self._initialising and self._seen is not None:
+            self._begin(self._seen, runner, mid_run=True)
+
+    def _begin(self, scheduler: Any, executor: Any, *, mid_run: bool) -> None:
+        from kvcanary_cli.record.session import Session
+        from kvcanary_cli.record.vllm.fingerprints import Fingerprints
+        from kvcanary_cli.record.vllm.follow import Follower
+        from kvcanary_cli.record.vllm.header import has_embeddings, header_of, tokens_are_known
+        from kvcanary_cli.record.vllm.pools import Pools
+
+        config = scheduler.vllm_config
+        pools = Pools.of(scheduler, executor)
+        fingerprints = Fingerprints.of(pools, self.options)
+        header = header_of(config, pools, self.patcher, has_fingerprints=fingerprints is not None)
+        options, tokens_known = self.options, tokens_are_known(config)
+        unknown = pools.runner is None and not tokens_known
+        if options.tokens != "absent" and (unknown or has_embeddings(config)):
+            log.warning(
+                "kvcanary: tokens are not recorded: %s",
+                "the scheduler does not know them" if unknown else "prompts may be embeddings",
+            )
+            options = replace(options, tokens="absent")
+        if options.tokens == "absent":
+            header["records"] = [f for f in header["records"] if f not in ("history", "spec")]
+        session = Session(options, header, starts_mid_run=mid_run)
+        self.follower = Follower(session, pools, fingerprints, tokens_known=tokens_known)
+        if mid_run:
+            self.follower.adopt()
+        log.warning("kvcanary: recording into %s (%s)", options.path, ", ".join(header["records"]))
+
+    def _fault(self, error: Exception) -> None:
+        """A fault of the recorder: the recording ends, the engine does not notice."""
+        self._ended = True
+        if self.follower is not None:
+            self.follower.session.fail(error)
+        else:
+            log.error("kvcanary: not recording, the server runs on", exc_info=error)
+
+    def close(self) -> None:
+        """Finish the trace."""
+        self._ended = True
+        if self.follower is not None:
+            self.follower.session.close()

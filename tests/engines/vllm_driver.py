@@ -1,0 +1,200 @@
+"""Runs vLLM's engine core in this process on a made-up load, recorded or not.
+
+    python tests/engines/vllm_driver.py RUN.json [RUN.json ...]
+
+runs in the environment of ``setup_vllm.py``; a run's description and results are plain JSON
+(``DESCRIPTION`` below). vLLM is imported once and each run gets a process forked from there, since
+the import takes longer than a run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+#: Fields of a run and their defaults.
+DESCRIPTION: dict[str, Any] = {
+    "folder": "",
+    "record": None,
+    "record_options": {},
+    "engine_args": {},
+    "requests": 40,
+    "prefix_families": 4,
+    "prompt_tokens": [8, 160],
+    "new_tokens": [8, 40],
+    "gap": 3,
+    "abort_every": 0,
+    "fault": None,
+    "fault_step": 40,
+    "seed": 1,
+}
+_STEPS_AT_MOST = 5000
+
+
+def main() -> None:
+    import vllm  # noqa: F401 - so that every run finds it imported
+
+    for path in sys.argv[1:]:
+        run = DESCRIPTION | json.loads(Path(path).read_text())
+        sys.stdout.flush()
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+            continue
+        log = os.open(Path(run["folder"]) / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        status = 1
+        try:
+            drive(run)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def drive(run: dict[str, Any]) -> None:
+    """One run; its results go into ``result.json``."""
+    recorder = None
+    if run["record"]:
+        from kvcanary_cli.record.vllm import install
+
+        recorder = install(run["record"], **run["record_options"])
+    engine = build_engine(run)
+    load = Load(engine, run)
+    begun = time.thread_time()
+    error = None
+    try:
+        load.run_all()
+    except Exception as raised:  # a planted fault may bring the engine down
+        error = f"{type(raised).__name__}: {raised}"
+    thread_s = time.thread_time() - begun
+    if recorder is not None:
+        recorder.close()
+    result = {
+        "launches": load.launches,
+        "preempted": load.preempted,
+        "aborted": load.aborted,
+        "drafted": load.drafted,
+        "thread_s": thread_s,
+        "truth": load.truth,
+        "error": error,
+        "finished": load.done,
+    }
+    (Path(run["folder"]) / "result.json").write_text(json.dumps(result))
+
+
+def build_engine(run: dict[str, Any]) -> Any:
+    """A vLLM engine for a tiny model, with its engine core in this process."""
+    from vllm import LLM
+
+    from tests.engines.vllm_model import make_vllm_model
+
+    arguments = {
+        "model": str(make_vllm_model(Path(run["folder"]) / "model")),
+        "load_format": "dummy",
+        "dtype": "bfloat16",
+        "enforce_eager": True,
+        "block_size": 32,
+        "num_gpu_blocks_override": 64,
+        "max_model_len": 512,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "seed": run["seed"],
+        **run["engine_args"],
+    }
+    return LLM(**arguments).llm_engine
+
+
+class Load:
+    """Hands requests to the engine, step by step, and plants a fault."""
+
+    def __init__(self, engine: Any, run: dict[str, Any]) -> None:
+        self.engine, self.run = engine, run
+        self.core = engine.engine_core.engine_core
+        self.scheduler = self.core.scheduler
+        self.runner = self.core.model_executor.driver_worker.worker.model_runner
+        self.random = random.Random(run["seed"])
+        self.waiting = self._prompts()
+        self.launches = self.preempted = self.aborted = self.drafted = 0
+        self.done = False
+        self.truth: dict[str, Any] | None = None
+        self._sent = 0
+        self._forward = self.runner._model_forward
+        self.runner._model_forward = self.forward
+        preempt = self.scheduler._preempt_request
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.preempted += 1
+            return preempt(*args, **kwargs)
+
+        self.scheduler._preempt_request = counted
+
+    def _prompts(self) -> list[tuple[list[int], int]]:
+        run, rng = self.run, self.random
+        low, high = run["prompt_tokens"]
+        families = [
+            [rng.randrange(3, 500) for _ in range(high)] for _ in range(run["prefix_families"])
+        ]
+        prompts = []
+        for _ in range(run["requests"]):
+            length = rng.randint(low, high)
+            shared = rng.randint(0, length)
+            tail = [rng.randrange(3, 500) for _ in range(length - shared)]
+            prompts.append((rng.choice(families)[:shared] + tail, rng.randint(*run["new_tokens"])))
+        return prompts
+
+    def run_all(self) -> None:
+        """Run until all requests are answered."""
+        from vllm import SamplingParams
+
+        for rounds in range(_STEPS_AT_MOST):
+            if self.run["fault"] and self.truth is None and self.launches >= self.run["fault_step"]:
+                from tests.engines.vllm_faults import plant
+
+                self.truth = plant(self.run["fault"], self)
+            # Two at a time, so that one may be served from what the other is about to write.
+            while self.waiting and rounds % self.run["gap"] == 0:
+                prompt, new_tokens = self.waiting.pop(0)
+                self.engine.add_request(
+                    f"req-{self._sent:03d}",
+                    {"prompt_token_ids": prompt},
+                    SamplingParams(max_tokens=new_tokens, temperature=0.0, ignore_eos=True),
+                )
+                self._sent += 1
+                if self._sent % 2 == 0:
+                    break
+            every = self.run["abort_every"]
+            if every and rounds % every == every - 1 and self.scheduler.running:
+                self.engine.abort_request([self.scheduler.running[-1].request_id], internal=True)
+                self.aborted += 1
+            if not self.engine.has_unfinished_requests() and not self.waiting:
+                self.done = True
+                return
+            self.engine.step()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """In the place of the runner's ``_model_forward``."""
+        if self.truth is not None and not self.truth.get("planted", True):
+            from tests.engines.vllm_faults import plant_in_batch
+
+            plant_in_batch(self, kwargs["positions"])
+        self.launches += 1
+        counts = self.runner.num_scheduled_tokens.np[: self.runner.input_batch.num_reqs]
+        self.drafted += int((counts > 1).sum())
+        return self._forward(*args, **kwargs)
+
+
+if __name__ == "__main__":
+    main()
