@@ -41,6 +41,13 @@ def inject(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the output if it exists.")
     ] = False,
+    unchecked: Annotated[
+        bool,
+        typer.Option(
+            "--unchecked",
+            help="Do not replay the trace first to see that it is clean (takes as long as replay).",
+        ),
+    ] = False,
     list_kinds: Annotated[
         bool, typer.Option("--list", help="List the kinds: class, needed records, meaning.")
     ] = False,
@@ -57,16 +64,24 @@ def inject(
             "a trace, -o OUTPUT and --fault KIND are needed",
             hint="`kvcanary inject --list` names the kinds",
         )
+    from kvcanary_cli.inject.clean_check import check_clean
     from kvcanary_cli.inject.inject import (
         fault_kind,
         inject_faults,
         load_run,
+        refuse_existing,
+        require_records,
         truth_dict,
         write_injected,
     )
 
     kind = fault_kind(fault)
+    refuse_existing(str(output), overwrite=overwrite)
     run = load_run(str(trace))
+    require_records(str(trace), kind, run.records)
+    if not unchecked:
+        out.note("replaying the trace to see that it is clean (--unchecked skips this) ...")
+        check_clean(run, str(trace))
     events, built = inject_faults(run, kind, step=step, seed=seed, count=count, name=str(trace))
     truth = write_injected(
         run,

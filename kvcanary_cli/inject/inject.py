@@ -55,6 +55,31 @@ def fault_kind(name: str) -> FaultKind:
     return kind
 
 
+def require_records(name: str, kind: FaultKind, records: frozenset[str]) -> None:
+    """Refuse a kind whose records a trace lacks.
+
+    Raises:
+        NothingCheckedError: Some are missing.
+    """
+    missing = sorted(kind.needs - records)
+    if missing:
+        raise NothingCheckedError(
+            f"{name}: a {kind.name} fault needs records that the trace lacks: {', '.join(missing)}",
+            hint=f"the trace records {', '.join(sorted(records))}",
+        )
+
+
+def refuse_existing(target: str, *, overwrite: bool) -> None:
+    """Refuse to write where something stands already.
+
+    Raises:
+        UsageError: The trace or its truth exists, and ``overwrite`` is not given.
+    """
+    for path in (Path(target), truth_name(target)):
+        if path.exists() and not overwrite:
+            raise UsageError(f"{path} exists already", hint="give another name, or --overwrite")
+
+
 def inject_faults(
     run: CleanRun, kind: FaultKind, *, step: int | None, seed: int, count: int, name: str
 ) -> tuple[list[Event], list[Built]]:
@@ -74,12 +99,7 @@ def inject_faults(
     Raises:
         NothingCheckedError: The trace lacks what the fault needs.
     """
-    missing = kind.missing(run)
-    if missing:
-        raise NothingCheckedError(
-            f"{name}: a {kind.name} fault needs records that the trace lacks: {', '.join(missing)}",
-            hint=f"the trace records {', '.join(sorted(run.records))}",
-        )
+    require_records(name, kind, run.records)
     rng = random.Random(zlib.crc32(kind.name.encode()) ^ seed)
     built: list[Built] = []
     taken: set[int] = set()
@@ -171,9 +191,8 @@ def write_injected(
         UsageError: The suffix is unknown, or a file exists.
     """
     header = _second_rank(run.header) if kind.several_ranks else dict(run.header)
+    refuse_existing(target, overwrite=overwrite)
     truth_path = truth_name(target)
-    if truth_path.exists() and not overwrite:
-        raise UsageError(f"{truth_path} exists already", hint="give another name, or --overwrite")
     with open_writer(target, header, overwrite=overwrite) as writer:
         for event in events:
             writer.write_event(event)

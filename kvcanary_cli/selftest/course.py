@@ -9,22 +9,16 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvcanary_cli.attribution.classes import class_pages
-from kvcanary_cli.attribution.diagnoser import Diagnoser
 from kvcanary_cli.attribution.ranks import compare_ranks
 from kvcanary_cli.backends import get_backend
 from kvcanary_cli.inject.kinds import KINDS
-from kvcanary_cli.replay.capacity_limits import NOT_CHECKED
-from kvcanary_cli.replay.driver import Replay
+from kvcanary_cli.inject.trial import Trial
 from kvcanary_cli.selftest.forked import Lost, can_fork, run_forked, run_here
 from kvcanary_cli.selftest.outcome import Outcome, judge
-from kvcanary_cli.trace.header import TraceHeader, parse_header
-from kvcanary_cli.trace.located import LocatedSegment
-from kvcanary_cli.trace.notes import TraceNotes
-from kvcanary_cli.trace.segment import SegmentBuilder
-from kvcanary_cli.trace.validate import StreamValidator
+from kvcanary_cli.trace.header import parse_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,46 +29,8 @@ if TYPE_CHECKING:
     from kvcanary_cli.replay.options import ReplayOptions
     from kvcanary_cli.selftest.draw import Drawn
 
-Event = dict[str, Any]
 #: Faults that the parent replays itself before it forks: what they load is loaded once, for all.
 _REHEARSED = 1
-
-
-class Trial:
-    """A validated replay that is fed event by event.
-
-    Args:
-        header: Of the trace.
-        options: Of the replay.
-    """
-
-    def __init__(self, header: TraceHeader, options: ReplayOptions) -> None:
-        self._absent = header.tokens == "absent"
-        self._validator = StreamValidator(header, TraceNotes())
-        self.diagnoser = Diagnoser(header, TraceNotes())
-        self.replay = Replay(header, options, NOT_CHECKED, self.diagnoser)
-        self.diagnoser.replay = self.replay
-
-    def feed(self, events: Sequence[Event]) -> None:
-        """Replay further events.
-
-        Raises:
-            TraceError: They make no valid trace.
-        """
-        if not events:
-            return
-        builder = SegmentBuilder()
-        for event in events:
-            builder.append(event, tokens_absent=self._absent)
-        segment = builder.finish()
-        self._validator.check(LocatedSegment(segment, lambda k: f"event {events[k]['i']}"))
-        self.replay.feed(segment)
-
-    def end(self) -> tuple[list[Finding], list[OwnershipFinding], RankRecord]:
-        self.replay.flush()
-        self.diagnoser.ended()
-        rules = self.diagnoser.follower.rules
-        return self.diagnoser.findings, rules.findings, self.diagnoser.record
 
 
 class Course:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kvcanary_cli.errors import NothingCheckedError
+from kvcanary_cli.inject.clean_check import require_clean
 from kvcanary_cli.inject.kinds import KINDS
 from kvcanary_cli.replay.options import ReplayOptions
 from kvcanary_cli.selftest.course import Course
@@ -120,12 +121,12 @@ def selftest(
     course = Course(run, ReplayOptions(backend=backend))
     findings, ownership = course.clean()
     alarms = len(findings) + len(ownership)
-    if alarms:
-        raise NothingCheckedError(
-            f"{name}: the trace is not clean: {len(findings)} findings and {len(ownership)} broken "
-            "ownership rules before anything was planted",
-            hint="`kvcanary replay` shows them; a selftest needs a trace without corruption",
-        )
+    require_clean(
+        name,
+        findings,
+        ownership,
+        hint="`kvcanary replay` shows them; a selftest needs a trace without corruption",
+    )
     lines = {k: KindLine(KINDS[k]) for k in KINDS if not kinds or k in kinds}
     drawn: list[Drawn] = []
     for line, faults in _draw_all(run, list(lines.values()), seeds, jobs):

@@ -239,3 +239,36 @@ def test_future_ring_wrap() -> None:
     assert [(f.cls, f.subtype) for f in findings] == [("wrong_token_fed", "future_ring_wrap")]
     assert findings[0].culprit.req in planted.culprits
     assert findings[0].cause_event in built.causes
+
+
+@pytest.mark.parametrize("name", ["bug_swap_rows", "bug_double_free", "bug_kv_bytes"])
+def test_a_trace_that_is_not_clean_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corrupt = str(CAPTURES / f"{name}.jsonl.zst")
+    arguments = ["inject", corrupt, "-o", str(tmp_path / "bad.jsonl"), "--fault", "wrong_token"]
+    assert main(arguments) == 5
+    assert "not clean" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert main([*arguments, "--unchecked"]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"bad.jsonl", "bad.truth.json"}
+
+
+def test_a_second_kind_of_fault_goes_into_an_injected_trace(tmp_path: Path) -> None:
+    clean, one, two = CAPTURES / "ngram_clean.jsonl.zst", tmp_path / "1.pt", tmp_path / "2.pt"
+    assert main(["inject", str(clean), "-o", str(one), "--fault", "wrong_token"]) == 0
+    again = ["inject", str(one), "-o", str(two), "--fault", "stale_cell"]
+    assert main(again) == 5
+    assert main([*again, "--unchecked"]) == 0
+    assert {f.cls for f in diagnose_path(two).findings} >= {"wrong_token_fed", "stale_mapping"}
+
+
+def test_nothing_is_replayed_for_an_output_that_exists(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clean, bad = CAPTURES / "ngram_clean.jsonl.zst", tmp_path / "bad.jsonl"
+    (tmp_path / "bad.truth.json").write_text("{}")
+    assert main(["inject", str(clean), "-o", str(bad), "--fault", "wrong_token"]) == 2
+    told = capsys.readouterr().err
+    assert "bad.truth.json exists already" in told
+    assert "replaying" not in told
