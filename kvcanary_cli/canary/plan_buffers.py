@@ -13,12 +13,13 @@ class PlanBuffers:
     sizes allocates a logarithmic number of times.
     """
 
-    __slots__ = ("_device", "_verify", "_write")
+    __slots__ = ("_device", "_none", "_verify", "_write")
 
     def __init__(self, *, num_groups: int, device: str) -> None:
         self._device = device
         self._verify: list[VerifyPlan | None] = [None] * num_groups
         self._write: list[WritePlan | None] = [None] * num_groups
+        self._none: VerifyPlan | None = None
 
     def verify_plan(self, group_index: int, capacity: int, *, exact: bool) -> VerifyPlan:
         """A plan of exactly ``capacity`` entries, or with ``exact`` of at least as many."""
@@ -30,6 +31,12 @@ class PlanBuffers:
         )
         self._verify[group_index] = plan
         return plan
+
+    def no_verify_plan(self) -> VerifyPlan:
+        """A plan for a plan step whose verify entries nobody wants."""
+        if self._none is None:
+            self._none = VerifyPlan.allocate(verify_capacity=1, device=self._device)
+        return self._none
 
     def write_plan(self, group_index: int, capacity: int, *, exact: bool) -> WritePlan:
         """A plan of exactly ``capacity`` rows, or with ``exact`` of at least as many."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kvcanary_cli.abi.constants import PLAN_ROWS_LIMIT, ForwardMode, PoolKind
 from kvcanary_cli.canary.endpoint import ForwardLaunch
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from kvcanary_cli.abi.plans import VerifyPlan
     from kvcanary_cli.backends.interface import Backend
     from kvcanary_cli.canary.buffer_group import CanaryBufferGroup
     from kvcanary_cli.canary.config import CanaryConfig
@@ -33,6 +34,16 @@ if TYPE_CHECKING:
     from kvcanary_cli.canary.state import CanaryDeviceState
     from kvcanary_cli.capacities.checks import CapacityViolation
     from kvcanary_cli.capacities.launch import CanaryLaunchCapacities
+
+
+class VerifyPlanner(Protocol):
+    """Plans verification otherwise than the plan step does, for a replay with exact rows."""
+
+    def room(self, group_index: int) -> int | None:
+        """Entries that ``fill`` needs at most; None = the plan step plans this group."""
+
+    def fill(self, group_index: int, plan: VerifyPlan) -> None:
+        """Set all of ``plan`` that a verification reads."""
 
 
 class SingleForwardManager:
@@ -90,6 +101,7 @@ class SingleForwardManager:
         self.phase_checker = PhaseChecker()
         self.req_to_token = req_to_token
         self.observer = observer
+        self.verify_planner: VerifyPlanner | None = None
         self.capacities = capacities
         self._backend = backend
         self._groups = tuple(groups)
@@ -261,6 +273,10 @@ class SingleForwardManager:
                         total_entries=largest, capacity=limit, occurrences=self._overflows
                     )
                 )
+        if self.verify_planner is not None:
+            for index in range(len(totals)):
+                room = self.verify_planner.room(index)
+                totals[index] = totals[index] if room is None else room
         return [max(1, total) for total in totals]
 
     def _expected_inputs(
@@ -281,16 +297,22 @@ class SingleForwardManager:
         pool: torch.Tensor | None,
     ) -> None:
         bs = int(rows.req_pool_indices.shape[0])
+        planner = self.verify_planner
+        verify_plan = launch.verify_plan
+        is_planned = planner is not None and planner.room(index) is not None
+        if is_planned:
+            # The plan step then plans the writes only: hardly any forward fits one entry.
+            verify_plan = self._buffers.no_verify_plan()
         self._backend.plan(
             req_pool_indices=rows.req_pool_indices,
             prefix_lens=rows.prefix_lens,
             extend_seq_lens=rows.extend_seq_lens,
             req_to_token=self.req_to_token,
-            verify_plan_out=launch.verify_plan,
+            verify_plan_out=verify_plan,
             write_plan_out=launch.write_plan,
             swa_window_size=self._windows[index],
             full_to_swa_index_mapping=group.swa_index_lut,
-            verify_capacity=launch.verify_plan.capacity,
+            verify_capacity=verify_plan.capacity,
             req_to_verify_expected_tokens=pool,
             req_to_verify_expected_tokens_valid_lens=(
                 None if pool is None else rows.req_to_verify_expected_tokens_valid_lens
@@ -299,6 +321,8 @@ class SingleForwardManager:
             rows_limit=max(PLAN_ROWS_LIMIT, bs) if self._exact else PLAN_ROWS_LIMIT,
             fault=self._state.fault,
         )
+        if planner is not None and is_planned:
+            planner.fill(index, launch.verify_plan)
         if self._swa_totals is not None:
             self._swa_totals[group.kind : group.kind + 1] += launch.verify_plan.verify_num_valid
         if self.observer is not None:

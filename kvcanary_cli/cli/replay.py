@@ -47,6 +47,14 @@ class ModeName(StrEnum):
     raise_ = "raise"
 
 
+class VerifyName(StrEnum):
+    """Choices of --verify."""
+
+    auto = "auto"
+    full = "full"
+    incremental = "incremental"
+
+
 class RealDataName(StrEnum):
     """Choices of --kv-canary-real-data."""
 
@@ -109,6 +117,13 @@ def replay(
     mode: Annotated[
         ModeName, typer.Option(help="log: note and go on; raise: stop where the server would.")
     ] = ModeName.log,
+    verify: Annotated[
+        VerifyName,
+        typer.Option(
+            help="full: check every prefix cell in every forward; incremental: only what changed, "
+            "with the same results. auto: incremental on the cpu backend."
+        ),
+    ] = VerifyName.auto,
     kv_canary_real_data: Annotated[
         RealDataName,
         typer.Option(
@@ -184,13 +199,19 @@ def replay(
     ] = False,
 ) -> None:
     """Replay recorded forward batches through the canary: what does not fit or match."""
-    from kvcanary_cli.replay.options import Mode, RealData, ReplayOptions
+    from kvcanary_cli.replay.options import Mode, RealData, ReplayOptions, Verify
 
     if log_lines and output_format is not FormatName.text:
         raise UsageError("--log-lines is a text form: leave --format out")
+    if verify is VerifyName.incremental and (strict_upstream or backend is BackendName.triton):
+        raise UsageError(
+            "--verify incremental runs on the host, and not as the engine's canary does",
+            hint="leave --strict-upstream and --backend triton out, or use --verify full",
+        )
     options = ReplayOptions(
         backend=backend.value,
         mode=Mode(mode.value),
+        verify=Verify(verify.value),
         real_data=RealData(kv_canary_real_data.value),
         sweep_interval=sweep_interval,
         ring_capacity=ring_capacity,

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kvcanary_cli.canary.endpoint import Endpoint
     from kvcanary_cli.canary.state import CanaryDeviceState
     from kvcanary_cli.replay.forwards import Forward
+    from kvcanary_cli.replay.known import Entries
     from kvcanary_cli.replay.lanes import Lane
     from kvcanary_cli.replay.violations import ViolationTable
 
@@ -68,6 +69,7 @@ class Collector:
     Attributes:
         active: Whether violations are worked out; the launches run either way.
         forward: The forward under way, None in a sweep.
+        entries: Which entries of group 0 are checked in the forward under way, None = all.
         expected: [num_tokens] expected input tokens of the forward, or None.
         keeps_plans: Whether ``plan_slots`` is kept.
         plan_slots: FULL-pool slots that the forward under way reads, in plan order.
@@ -88,6 +90,7 @@ class Collector:
     ) -> None:
         self.active = True
         self.forward: Forward | None = None
+        self.entries: Entries | None = None
         self.expected: Ints | None = None
         self.drop_overflow: int | None = None
         self.sweep: tuple[int, int] = (0, 0)
@@ -117,7 +120,7 @@ class Collector:
         """Take out what cannot be checked: content from before the recording, tree links."""
         lane = self._lanes[group_index]
         count = int(verify_plan.verify_num_valid.item())
-        if self.keeps_plans and lane.kind is PoolKind.FULL:
+        if self.keeps_plans and lane.kind is PoolKind.FULL and self.entries is None:
             self.plan_slots = verify_plan.verify_slot_indices[:count].cpu().numpy().copy()
         self._row_lineage.pop(group_index, None)
         if self.drop_overflow is not None and count > self.drop_overflow:
@@ -132,7 +135,11 @@ class Collector:
         unread = int((~checked).sum())
         # The canary passes over the padding slot whatever a cell names it for.
         self._skip(self._slot_zero_reason(lane), unread)
-        proposed = self._proposed(lane, host_slots, verify_plan, count)
+        entries = self.entries if group_index == 0 else None
+        incomplete = ~checked
+        proposed = self._proposed(lane, host_slots, verify_plan, count, entries)
+        if lane.proposal is not None:
+            incomplete |= lane.proposal[host_slots]
         if proposed is not None:
             verify_plan.verify_expected_tokens[:count][_mask(proposed, slots)] = NO_EXPECTED_TOKEN
         if self._partial_table or lane.any_unlinked or lane.unknown is not None:
@@ -140,21 +147,28 @@ class Collector:
             if self.active:
                 self._tally.chain_unlinked += int(mask.sum())
             prevs[_mask(mask, prevs)] = 0
+            incomplete |= mask
         if lane.unknown is not None:
             mask = lane.unknown[host_slots] & checked
             slots[_mask(mask, slots)] = 0
             unknown_prev = (host_prevs > 0) & lane.unknown[np.maximum(host_prevs, 0)]
             prevs[_mask(unknown_prev, prevs)] = 0
             checked &= ~mask
+            incomplete |= mask | unknown_prev
             self._skip(UNKNOWN_ROW, int(mask.sum()))
+        if entries is not None:
+            entries.mark(incomplete)
         if self.active:
             tokens = verify_plan.verify_expected_tokens[:count].cpu().numpy()
             self._tally.entries_verified += int(checked.sum())
             self._tally.token_entries += int((checked & (tokens != NO_EXPECTED_TOKEN)).sum())
+            if entries is not None:
+                self._tally.entries_verified += entries.skipped
+                self._tally.token_entries += entries.skipped_tokens
         self._start_lineages(group_index, lane, write_plan)
 
     def _proposed(
-        self, lane: Lane, slots: Ints, plan: VerifyPlan, count: int
+        self, lane: Lane, slots: Ints, plan: VerifyPlan, count: int, entries: Entries | None
     ) -> NDArray[np.bool_] | None:
         """Entries of an inner draft step that hold what an earlier inner step proposed.
 
@@ -165,7 +179,10 @@ class Collector:
             return None
         if not forward.mode.is_decode_or_idle:
             return None
-        committed = np.repeat(forward.seq_lens, forward.prefix)
+        if entries is None:
+            committed = np.repeat(forward.seq_lens, forward.prefix)
+        else:
+            committed = forward.seq_lens[entries.batch_rows]
         positions = plan.verify_expected_positions[:count].cpu().numpy()
         proposed: NDArray[np.bool_] = lane.proposal[slots] & (positions >= committed)
         return proposed
@@ -202,7 +219,15 @@ class Collector:
 
     def after_verify(self, endpoint: Endpoint, plan: VerifyPlan) -> None:
         count = int(self._index.item())
+        entries = None
+        if endpoint.group_index == 0 and not endpoint.tag.is_sweep:
+            entries = self.entries
+        if entries is not None:
+            # What upstream would have looked at.
+            self._state.slot_run_counters[endpoint.tag] += entries.skipped
         if not count or not self.active:
+            if count and entries is not None:
+                entries.again[:] = True
             return
         found = explain.explain_verify(
             endpoint,
@@ -210,6 +235,9 @@ class Collector:
             backend=self._backend,
             tokens_compared=not endpoint.tag.is_sweep,
         )
+        if entries is not None:
+            entries.again[found.index] = True
+            found.index = entries.index[found.index]
         self._add(endpoint, [found], count)
 
     def before_write(

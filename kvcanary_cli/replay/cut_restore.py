@@ -116,6 +116,7 @@ def _restore_half(lane: Lane, half: str, content: _Rows) -> None:
         return
     tail = lane.buffers()[half, "tail"]
     rows = get_rows(tail, content.slots)
+    lane.touched(content.slots)
     rows[:, 3] = content.rows[:, 3]
     set_rows(tail, content.slots, rows)
     prints.set(content.slots, rows[:, 3])

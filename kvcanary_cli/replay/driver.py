@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kvcanary_cli.trace.segment import Segment
 
     Ints = NDArray[np.int64]
+    _Handler = Callable[[Segment, int, int], None]
 
 TARGET, DRAFT = "target", "draft"
 UNSUPPORTED_MODES = frozenset({"PREBUILT"})
@@ -102,13 +103,18 @@ class Replay:
         self._last_sweep: int | None = None
         self._outer_steps = 0
         self._capacity_limits = for_manager(capacities)
-        self._handlers: dict[str, Callable[[Segment, int, int], None]] = {
+        self._incremental = options.verifies_incrementally(self.backend.name)
+        self._handlers: dict[str, _Handler] = {
             **PoolEvents(self.pool).handlers(),
             "forward": self._forward,
             "copy": self._copy,
             "kv_hash": self._kv_hash,
             "canary_rows": self._canary_rows,
         }
+        if self._incremental and watcher is not None:
+            # Who watches judges reads by the slots' owners.
+            for kind in ("alloc", "free", "own"):
+                self._handlers[kind] = self._with_owners(kind, self._handlers.get(kind))
         # Kinds that neither read nor change canary rows, KV bytes or the prefix index.
         self._passive = frozenset({"map", "history", "finish", "abort", "lut"})
 
@@ -150,6 +156,17 @@ class Replay:
             if handler is not None:
                 handler(segment, k, row)
 
+    def _with_owners(self, kind: str, handler: _Handler | None) -> _Handler:
+        def apply(segment: Segment, k: int, row: int) -> None:
+            slots = segment.tables[kind].get_ints("slots", row)
+            if slots is not None:
+                for known in self.pool.known:
+                    known.forget_slots(slots)
+            if handler is not None:
+                handler(segment, k, row)
+
+        return apply
+
     @property
     def _waiting(self) -> bool:
         return any(worker.pending is not None for worker in self.workers.values())
@@ -177,9 +194,12 @@ class Replay:
         """The canary of worker ``name``, made when it first runs."""
         worker = self.workers.get(name)
         if worker is None:
+            lanes = self.pool.make_lanes(name)
+            if self._incremental:
+                self.pool.keep_known(lanes[0])
             worker = self.workers[name] = WorkerCanary(
                 worker=name,
-                lanes=self.pool.make_lanes(name),
+                lanes=lanes,
                 backend=self.backend,
                 options=self.options,
                 capacities=self._capacity_limits,

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from kvcanary_cli.replay.known import Known
+
 STRIP_BYTES = 16
 
 
@@ -28,6 +30,7 @@ class RecordedFingerprints:
         source: The stand-in bytes, [num_slots, 16] uint8.
         unhashed: [num_slots] bool: the canary wrote the slot in a forward whose fingerprint was
             not recorded. The first fingerprint seen afterwards is then taken as the right one.
+        known: Whom to tell which slots' bytes change, or None.
     """
 
     def __init__(self, num_slots: int, device: str) -> None:
@@ -41,6 +44,7 @@ class RecordedFingerprints:
             read_bytes=STRIP_BYTES,
         )
         self.unhashed = np.zeros(num_slots, dtype=np.bool_)
+        self.known: Known | None = None
 
     def set(self, slots: NDArray[np.int64], hashes: NDArray[np.int64]) -> None:
         """The bytes of ``slots`` now have these fingerprints."""
@@ -48,6 +52,8 @@ class RecordedFingerprints:
 
         words = as_int64(unmix(unmix(as_uint64(hashes))))
         index = torch.from_numpy(slots).to(self._words.device)
+        if self.known is not None and self.known.holds(slots):
+            self.known.forget_slots(slots[self._words[index, 1].cpu().numpy() != words])
         self._words[index, 1] = torch.from_numpy(words).to(self._words.device)
 
     def get(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -59,12 +65,16 @@ class RecordedFingerprints:
     def forget(self, slots: NDArray[np.int64]) -> None:
         """The bytes of ``slots`` changed to something that was not recorded."""
         if len(slots):
+            if self.known is not None:
+                self.known.forget_slots(slots)
             self._words[_index(slots, self._words.device), 1] = 0
             self.unhashed[slots] = True
 
     def copy(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> None:
         """The bytes of ``src`` were copied to ``dst``."""
         device = self._words.device
+        if self.known is not None:
+            self.known.forget_slots(dst)
         self._words[_index(dst, device)] = self._words[_index(src, device)].clone()
         self.unhashed[dst] = self.unhashed[src]
 

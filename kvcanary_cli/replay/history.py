@@ -16,6 +16,8 @@ from kvcanary_cli.abi.constants import NO_EXPECTED_TOKEN
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from kvcanary_cli.replay.known import Known
+
 _FIRST_CAPACITY = 64
 
 
@@ -51,6 +53,8 @@ class TokenHistories:
         self._keep_tokens = keep_tokens
         self._keep_kv = keep_kv
         self.any = False
+        self.known: list[Known] = []
+        """Whom to tell which tokens of a row change."""
 
     @property
     def keeps_kv(self) -> bool:
@@ -79,12 +83,21 @@ class TokenHistories:
             grown[: len(history.ids)] = history.ids
             history.ids = grown
         ids = ids[: end - start]
+        if history.row >= 0 and self.known:
+            self._tell_change(history, start, ids)
         history.ids[start:end] = ids
         old_length, history.length = history.length, max(history.length, end)
         if history.row >= 0:
             if start > old_length:
                 self.pool[history.row, old_length:start] = NO_EXPECTED_TOKEN
             self.pool[history.row, start:end] = ids
+
+    def _tell_change(self, history: _History, start: int, ids: NDArray[np.int64]) -> None:
+        """Say from which position on the tokens become others than they were."""
+        differs = ids != history.ids[start : start + len(ids)]
+        if differs.any():
+            for known in self.known:
+                known.forget_token(history.row, start + int(np.argmax(differs)))
 
     def _revive(self, req: str) -> None:
         self._ended_tokens -= self._ended.pop(req, 0)
@@ -104,6 +117,8 @@ class TokenHistories:
         gone = self._by_req.pop(req)
         if gone.row >= 0 and self._row_req[gone.row] == req:
             self._row_req[gone.row] = None
+            for known in self.known:
+                known.forget_row(gone.row)
 
     def bind(self, row: int, req: str) -> int:
         """Put the tokens of ``req`` into the pool's ``row``; how many positions it then has."""
@@ -117,6 +132,8 @@ class TokenHistories:
                 other.row = -1
             if history.row >= 0 and self._row_req[history.row] == req:
                 self._row_req[history.row] = None
+            for known in self.known:
+                known.forget_row(row)
             self._row_req[row] = req
             history.row = row
             self.pool[row, : history.length] = history.ids[: history.length]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvcanary_cli.abi.constants import PoolKind
+    from kvcanary_cli.replay.known import Known
 
 
 class Lane:
@@ -38,6 +39,7 @@ class Lane:
         proposal: [num_slots] bool, or None: last written by an inner draft step, whose tokens are
             proposals.
         written_at: [num_slots] int32, serial number of the last write, 0 = never.
+        known: What need not be checked again, None = everything is checked each time.
     """
 
     def __init__(
@@ -80,6 +82,18 @@ class Lane:
         self.proposal: NDArray[np.bool_] | None = None
         self.written_at = np.zeros(num_slots, dtype=np.int32)
         self._serial = 0
+        self.known: Known | None = None
+
+    def keep_known(self, known: Known) -> None:
+        """From now on tell ``known`` of every slot that changes."""
+        self.known = known
+        for kv in self.kv.values():
+            kv.known = known
+
+    def touched(self, slots: NDArray[np.int64]) -> None:
+        """Rows, or what the trace says of them, changed."""
+        if self.known is not None:
+            self.known.forget_slots(slots)
 
     @property
     def name(self) -> str:
@@ -104,6 +118,7 @@ class Lane:
 
     def note_written(self, slots: NDArray[np.int64]) -> None:
         """A forward or copy wrote the canary rows of ``slots``."""
+        self.touched(slots)
         self._serial += 1
         self.written_at[slots] = self._serial
         if self.unknown is not None:
@@ -117,6 +132,7 @@ class Lane:
 
     def note_proposed(self, slots: NDArray[np.int64]) -> None:
         """The tokens written to ``slots`` are proposals."""
+        self.touched(slots)
         if self.proposal is None:
             self.proposal = np.zeros(self.num_slots, dtype=np.bool_)
         self.proposal[slots] = True
@@ -130,6 +146,7 @@ class Lane:
 
     def set_lineage(self, slots: NDArray[np.int64], lineage: NDArray[np.int64]) -> None:
         """Restore the beginnings that the chain values of ``slots`` descend from."""
+        self.touched(slots)
         if self.lineage is None:
             self.lineage = np.zeros(self.num_slots, dtype=np.int32)
         self.lineage[slots] = lineage
@@ -158,6 +175,7 @@ class Lane:
     def unlink(self, slots: NDArray[np.int64]) -> None:
         """The chain value stored in ``slots`` does not come from their parents."""
         if len(slots):
+            self.touched(slots)
             self.unlinked[slots] = True
             self.any_unlinked = True
 
@@ -196,6 +214,7 @@ class Lane:
         """``slots`` now hold rows that the trace cannot tell."""
         if not len(slots):
             return
+        self.touched(slots)
         if self.unknown is None:
             self.unknown = np.zeros(self.num_slots, dtype=np.bool_)
         self.unknown[slots] = True

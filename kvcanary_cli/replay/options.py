@@ -25,6 +25,17 @@ class RealData(Enum):
     ALL = "all"
 
 
+class Verify(Enum):
+    """Which prefix cells a forward checks: all, or those that changed since they were found good.
+
+    The results are the same. AUTO is INCREMENTAL on the cpu backend, and FULL elsewhere.
+    """
+
+    AUTO = "auto"
+    FULL = "full"
+    INCREMENTAL = "incremental"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
     """Options of one replay.
@@ -32,6 +43,7 @@ class ReplayOptions:
     Attributes:
         backend: ``auto``, ``cpu``, ``triton`` or ``reference``.
         mode: See ``Mode``.
+        verify: See ``Verify``.
         real_data: See ``RealData``.
         sweep_interval: Sweep the prefix index every N steps; 0 = never; None = where the trace
             recorded a sweep.
@@ -48,6 +60,7 @@ class ReplayOptions:
 
     backend: str = "auto"
     mode: Mode = Mode.LOG
+    verify: Verify = Verify.AUTO
     real_data: RealData = RealData.ALL
     sweep_interval: int | None = None
     ring_capacity: int | None = None
@@ -63,6 +76,14 @@ class ReplayOptions:
             return True
         first, last = self.steps
         return (first is None or step >= first) and (last is None or step <= last)
+
+    def verifies_incrementally(self, backend: str) -> bool:
+        """Whether known cells are left out on the backend of that name."""
+        if self.strict_upstream or backend == "triton":
+            return False
+        if self.verify is Verify.AUTO:
+            return backend == "cpu"
+        return self.verify is Verify.INCREMENTAL
 
     def past_last_step(self, step: int) -> bool:
         return self.steps is not None and self.steps[1] is not None and step > self.steps[1]

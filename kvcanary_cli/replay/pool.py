@@ -8,6 +8,7 @@ import numpy as np
 
 from kvcanary_cli.abi.constants import PoolKind
 from kvcanary_cli.replay.history import TokenHistories
+from kvcanary_cli.replay.known import Known
 from kvcanary_cli.replay.lanes import Lane
 from kvcanary_cli.replay.prefixes import PrefixIndex
 
@@ -31,6 +32,7 @@ class PoolState:
         prefixes: The prefix index.
         row_of: Request to the table row that it last ran in.
         lanes: (worker, kind) to lane; the draft's is made when a draft first runs.
+        known: What incremental verification knows, for each lane that it runs in.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class PoolState:
         self._header, self._device = header, device
         self._check_kv, self._v_half = check_kv, v_half
         self.lanes: dict[tuple[str, PoolKind], Lane] = {}
+        self.known: list[Known] = []
 
     def make_lanes(self, worker: str) -> list[Lane]:
         """The lanes of ``worker``: FULL, and SWA for a target with a known SWA table."""
@@ -91,6 +94,20 @@ class PoolState:
             self.lanes[worker, kind] = lane
             lanes.append(lane)
         return lanes
+
+    def keep_known(self, lane: Lane) -> None:
+        """Verify ``lane`` incrementally from now on."""
+        histories = self.histories
+        known = Known(
+            num_slots=lane.num_slots,
+            table=self.table,
+            pool=None if histories is None else histories.pool,
+            token_offset=lane.group.kv_token_id_vs_position_offset,
+        )
+        lane.keep_known(known)
+        self.known.append(known)
+        if histories is not None:
+            histories.known.append(known)
 
     def set_lut(self, full: Ints, swa: Ints) -> None:
         """``full[k]`` now translates to ``swa[k]``; ignored without a SWA pool."""

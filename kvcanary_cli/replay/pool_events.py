@@ -33,6 +33,8 @@ class PoolEvents:
             "history": self._history,
             "finish": self._end,
             "abort": self._end,
+            "retract": self._leave,
+            "row_release": self._leave,
             "publish": self._publish,
             "unpublish": self._unpublish,
             "lut": self._lut,
@@ -45,6 +47,8 @@ class PoolEvents:
         assert slots is not None
         assert target is not None
         assert start is not None
+        for known in self.pool.known:
+            known.map(target, start, slots)
         self.pool.table[target, start : start + len(slots)] = slots
         req = segment.text("map", "req", row)
         if req is not None:
@@ -68,8 +72,17 @@ class PoolEvents:
 
     def _end(self, segment: Segment, k: int, row: int) -> None:
         req = segment.text(segment.kind_of(k), "req", row) or ""
+        self._leave(segment, k, row)
         if self.pool.histories is not None:
             self.pool.histories.end(req)
+
+    def _leave(self, segment: Segment, k: int, row: int) -> None:
+        """A request is done with its row, for now or for good: what is known of it is of no use."""
+        req = segment.text(segment.kind_of(k), "req", row) or ""
+        table_row = self.pool.row_of.get(req)
+        if table_row is not None:
+            for known in self.pool.known:
+                known.leave(table_row, req)
 
     def _free(self, segment: Segment, k: int, row: int) -> None:
         slots = segment.tables["free"].get_ints("slots", row)

@@ -49,13 +49,17 @@ class RecordedTokens:
 
 
 def expected_tokens(
-    forward: Forward, tokens: NDArray[np.int64], lens: NDArray[np.int64]
+    forward: Forward,
+    tokens: NDArray[np.int64],
+    token_rows: NDArray[np.int64],
+    lens: NDArray[np.int64],
 ) -> NDArray[np.int64] | None:
     """Token that each written token should be; the actual one where that is unknown.
 
     Args:
         forward: The forward.
-        tokens: [bs, n] history of each batch row.
+        tokens: [rows, n] histories.
+        token_rows: [bs] row of ``tokens`` that holds the history of each batch row.
         lens: [bs] how many of them are known.
 
     Returns:
@@ -71,7 +75,7 @@ def expected_tokens(
     wanted = forward.true_positions + (1 if forward.is_draft else 0)
     known = (wanted >= 0) & (wanted < lens[row]) & (wanted < tokens.shape[1])
     k = np.flatnonzero(known)
-    values = tokens[row[k], wanted[k]]
+    values = tokens[token_rows[row[k]], wanted[k]]
     hit = values != NO_EXPECTED_TOKEN
     expected[k[hit]] = values[hit]
     return expected

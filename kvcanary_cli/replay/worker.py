@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kvcanary_cli.replay.collector import Tally
     from kvcanary_cli.replay.forwards import Forward
     from kvcanary_cli.replay.history import TokenHistories
+    from kvcanary_cli.replay.known import Known
     from kvcanary_cli.replay.lanes import Lane
     from kvcanary_cli.replay.options import ReplayOptions
     from kvcanary_cli.replay.prefixes import SweepEntries
@@ -40,6 +41,31 @@ if TYPE_CHECKING:
 
 # Only the count of a launch is read from the ring; the entries are worked out from the plan.
 _RING_ROWS = 16
+
+
+class _UnknownEntries:
+    """Plans what incremental verification has to check in the FULL group of one forward."""
+
+    def __init__(
+        self, known: Known, forward: Forward, lens: Ints | None, collector: Collector
+    ) -> None:
+        self._known, self._forward, self._lens = known, forward, lens
+        self._collector = collector
+
+    def room(self, group_index: int) -> int | None:
+        return self._known.room(self._forward) if group_index == 0 else None
+
+    def fill(self, group_index: int, plan: VerifyPlan) -> None:
+        collector = self._collector
+        collector.entries = self._known.plan(self._forward, self._lens, plan)
+        if collector.keeps_plans:
+            collector.plan_slots = self._known.slots_read(self._forward)
+
+
+def _changed_slots(forward: Forward) -> Ints:
+    """FULL-pool slots whose bytes ``forward`` changes; negative = none."""
+    landed = forward.batch.landed.get(PoolKind.FULL)
+    return forward.out_cache_loc if landed is None else landed.numpy()
 
 
 class WorkerCanary:
@@ -157,18 +183,22 @@ class WorkerCanary:
         active_rows = forward.rows[forward.rows != 0]
         shared = len(np.unique(active_rows)) != len(active_rows)
         own_rows = bool(forward.row_as_read) or shared or not self._on_host
-        pool = self._row_tokens(forward, lens) if lens is not None else None
+        pool = self._row_tokens(forward, lens) if lens is not None and own_rows else None
         if self._tokens is not None:
             self._tokens.forward = forward
             self._tokens.lens = None if lens is None else torch.from_numpy(lens)
-            self._tokens.expected = None
-            if pool is not None and lens is not None:
-                self._tokens.expected = expected_tokens(forward, pool, lens)
+            self._tokens.expected = self._expected(forward, pool, lens)
             self.collector.expected = self._tokens.expected
+        self._manager.verify_planner = None
+        self.collector.entries = None
         if not own_rows:
             self._manager.req_to_token = self._table_tensor
             if self._tokens is not None and self._pool_tensor is not None:
                 self._tokens.pool = self._pool_tensor
+            known = self.lanes[0].known
+            if known is not None:
+                known.prepare(forward, _changed_slots(forward), lens)
+                self._manager.verify_planner = _UnknownEntries(known, forward, lens, self.collector)
             return
         table, tokens = rows_as_read(forward, self._table, pool)
         indices = np.where(forward.rows != 0, np.arange(1, bs + 1, dtype=np.int64), 0)
@@ -200,6 +230,20 @@ class WorkerCanary:
             self._tokens.pool = self._tokens.pool.to(device)
             if self._tokens.lens is not None:
                 self._tokens.lens = self._tokens.lens.to(device)
+
+    def _expected(self, forward: Forward, own: Ints | None, lens: Ints | None) -> Ints | None:
+        """Token that each written token should be, None where nothing is compared.
+
+        Args:
+            forward: The forward.
+            own: [bs, n] tokens of each batch row, None = those of the pool count.
+            lens: [bs] known tokens of each row, or None.
+        """
+        if lens is None or self._histories is None:
+            return None
+        if own is not None:
+            return expected_tokens(forward, own, np.arange(len(lens), dtype=np.int64), lens)
+        return expected_tokens(forward, self._histories.pool, forward.rows, lens)
 
     def _bind_tokens(self, forward: Forward) -> Ints | None:
         """Known history length of each batch row, with the histories bound to their rows."""
@@ -264,6 +308,9 @@ class WorkerCanary:
         self._manager.post_ops_outside_graph(forward.batch)
         self._raise_on_fault(forward)
         found = self.collector.emit()
+        cells, entries = self.lanes[0].known, self.collector.entries
+        if cells is not None and entries is not None:
+            cells.learn(forward, entries, event=None if found else forward.event)
         for index, lane in enumerate(self.lanes):
             lane.note_written(written[index])
             self.collector.note_lineage(index)

@@ -1,0 +1,312 @@
+"""Kernels of incremental verification (``replay.known``): what is left to check, and what changed.
+
+A row's leading cells, up to ``checked[row]``, are *known*: their verdict cannot differ from the
+one last found. ``refs[slot]`` counts the known cells that hold a slot, ``mapper[slot]`` is the
+newest of them (row * row_len + position). All arguments are addresses and sizes; ``refs`` is
+int32, the table int32, everything else int64.
+"""
+
+from __future__ import annotations
+
+from kvcanary_cli.backends.cpu.jit import helper, kernel
+from kvcanary_cli.backends.cpu.memory import (
+    load_i32,
+    load_i64,
+    load_u8,
+    store_i32,
+    store_i64,
+    store_u8,
+)
+
+
+@helper
+def _token(pool, pool_width, row, limit, index):  # type: ignore[no-untyped-def]
+    """Expected token of history position ``index``, -1 = not compared."""
+    if pool_width > 0 and 0 <= index < min(limit, pool_width):
+        return load_i64(pool, row * pool_width + index)
+    return -1
+
+
+@helper
+def _forget_from(  # type: ignore[no-untyped-def]
+    row,
+    start,
+    table,
+    row_len,
+    refs,
+    checked,
+    tokens_known,
+    limits,
+    pool,
+    pool_width,
+    token_offset,
+    read_events,
+    row_read,
+):
+    """Cells of ``row`` from ``start`` on are not known any more."""
+    stop = load_i64(checked, row)
+    limit = load_i64(limits, row)
+    read = load_i64(row_read, row)
+    dropped = 0
+    for position in range(start, stop):
+        slot = load_i32(table, row * row_len + position)
+        if slot > 0:
+            store_i32(refs, slot, load_i32(refs, slot) - 1)
+            if read_events != 0 and load_i64(read_events, slot) < read:
+                store_i64(read_events, slot, read)
+        if _token(pool, pool_width, row, limit, position + token_offset) != -1:
+            dropped += 1
+    if start < stop:
+        # The pool's row may be another request's by now; then nothing of it is left.
+        if start == 0:
+            dropped = load_i64(tokens_known, row)
+        store_i64(tokens_known, row, load_i64(tokens_known, row) - dropped)
+        store_i64(checked, row, start)
+
+
+@kernel
+def forget_from(  # type: ignore[no-untyped-def]
+    row,
+    start,
+    table,
+    row_len,
+    refs,
+    checked,
+    tokens_known,
+    limits,
+    pool,
+    pool_width,
+    token_offset,
+    read_events,
+    row_read,
+):
+    """See ``_forget_from``.
+
+    Args:
+        read_events: [slots] last event that read the slot, caught up for the dropped cells; 0 = not
+            kept.
+        row_read: [rows] last event that read all known cells of the row.
+    """
+    _forget_from(
+        row,
+        start,
+        table,
+        row_len,
+        refs,
+        checked,
+        tokens_known,
+        limits,
+        pool,
+        pool_width,
+        token_offset,
+        read_events,
+        row_read,
+    )
+    return 0
+
+
+@kernel
+def forget_slots(  # type: ignore[no-untyped-def]
+    count,
+    slots,
+    num_slots,
+    num_rows,
+    mapper,
+    marks,
+    table,
+    row_len,
+    refs,
+    checked,
+    tokens_known,
+    limits,
+    pool,
+    pool_width,
+    token_offset,
+    read_events,
+    row_read,
+):
+    """Whatever is known of cells that hold one of ``slots`` [count] is not known any more.
+
+    Args:
+        marks: Address of [num_slots] zero bytes, left zero.
+
+    Returns:
+        Slots that some known cell held.
+    """
+    shared = 0
+    found = 0
+    for k in range(count):
+        slot = load_i64(slots, k)
+        if slot <= 0 or slot >= num_slots:
+            continue
+        held = load_i32(refs, slot)
+        if held == 0:
+            continue
+        found += 1
+        cell = load_i64(mapper, slot)
+        row = cell // row_len
+        position = cell - row * row_len
+        is_newest = position < load_i64(checked, row) and load_i32(table, cell) == slot
+        if held == 1 and is_newest:
+            _forget_from(
+                row,
+                position,
+                table,
+                row_len,
+                refs,
+                checked,
+                tokens_known,
+                limits,
+                pool,
+                pool_width,
+                token_offset,
+                read_events,
+                row_read,
+            )
+        else:
+            store_u8(marks, slot, 1)
+            shared += 1
+    if shared == 0:
+        return found
+    for row in range(num_rows):
+        for position in range(load_i64(checked, row)):
+            slot = load_i32(table, row * row_len + position)
+            if slot > 0 and load_u8(marks, slot) != 0:
+                # The whole row: a prefix that goes slot by slot is then looked for only once.
+                _forget_from(
+                    row,
+                    0,
+                    table,
+                    row_len,
+                    refs,
+                    checked,
+                    tokens_known,
+                    limits,
+                    pool,
+                    pool_width,
+                    token_offset,
+                    read_events,
+                    row_read,
+                )
+                break
+    for k in range(count):
+        slot = load_i64(slots, k)
+        if 0 < slot < num_slots:
+            store_u8(marks, slot, 0)
+    return found
+
+
+@kernel
+def plan_unknown(  # type: ignore[no-untyped-def]
+    bs,
+    req,
+    prefixes,
+    num_rows,
+    checked,
+    table,
+    row_len,
+    pool,
+    pool_width,
+    valid_lens,
+    token_offset,
+    again_offsets,
+    again,
+    slots,
+    tokens,
+    positions,
+    prevs,
+    batch_rows,
+    index,
+    skipped,
+):
+    """Entries of a batch that are to be checked: known cells to look at again, then the rest.
+
+    Args:
+        valid_lens: [bs], 0 = no token is compared.
+        again_offsets: [bs + 1] into ``again``, or 0: none.
+        again: Positions of known cells, ascending in each row.
+        slots, tokens, positions, prevs: As of a verify plan; ``batch_rows`` and ``index`` say for
+            each entry its batch row and its number in the plan of all entries.
+        skipped: [3] known cells that are left out, those of them with a token to compare, entries
+            of the plan of all entries.
+
+    Returns:
+        Entries.
+    """
+    n = 0
+    first = 0
+    left_out = 0
+    tokens_left_out = 0
+    for r in range(bs):
+        row = load_i64(req, r)
+        prefix = load_i64(prefixes, r)
+        if row <= 0 or row >= num_rows or prefix < 0 or prefix > row_len:
+            continue
+        line = table + row * row_len * 4
+        limit = 0
+        if valid_lens != 0:
+            limit = load_i64(valid_lens, r)
+        start = min(load_i64(checked, row), prefix)
+        repeats = 0
+        at = 0
+        if again_offsets != 0:
+            at = load_i64(again_offsets, r)
+            repeats = load_i64(again_offsets, r + 1) - at
+        left_out += start - repeats
+        for k in range(repeats + prefix - start):
+            position = start + k - repeats
+            if k < repeats:
+                position = load_i64(again, at + k)
+            token = _token(pool, pool_width, row, limit, position + token_offset)
+            if k < repeats and token != -1:
+                tokens_left_out -= 1
+            store_i64(slots, n, load_i32(line, position))
+            store_i64(tokens, n, token)
+            store_i64(positions, n, position)
+            prev = -1
+            if position > 0:
+                prev = load_i32(line, position - 1)
+            store_i64(prevs, n, prev)
+            store_i64(batch_rows, n, r)
+            store_i64(index, n, first + position)
+            n += 1
+        first += prefix
+    store_i64(skipped, 0, left_out)
+    store_i64(skipped, 1, tokens_left_out)
+    store_i64(skipped, 2, first)
+    return n
+
+
+@kernel
+def learn(  # type: ignore[no-untyped-def]
+    count,
+    req,
+    batch_rows,
+    slots,
+    tokens,
+    positions,
+    row_len,
+    mapper,
+    refs,
+    checked,
+    tokens_known,
+):
+    """Entries of ``plan_unknown`` have been checked: what stands at the end of the known is known.
+
+    Args:
+        tokens: Expected tokens as planned.
+    """
+    for n in range(count):
+        row = load_i64(req, load_i64(batch_rows, n))
+        position = load_i64(positions, n)
+        # Cells that changed since the plan left a gap before this one.
+        if position != load_i64(checked, row):
+            continue
+        slot = load_i64(slots, n)
+        if slot > 0:
+            store_i32(refs, slot, load_i32(refs, slot) + 1)
+            store_i64(mapper, slot, row * row_len + position)
+        if load_i64(tokens, n) != -1:
+            store_i64(tokens_known, row, load_i64(tokens_known, row) + 1)
+        store_i64(checked, row, position + 1)
+    return 0

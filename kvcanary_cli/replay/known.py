@@ -1,0 +1,336 @@
+"""What incremental verification knows of a lane: which table cells need no second look.
+
+The verdict of a cell rests on its slot's row and KV bytes, on those of the slot before it, on the
+cell itself, on the token expected there, and for whoever watches on the slot's owner. As long as
+none of them changes a forward need not check the cell again. Known are always the leading cells of
+a row: whatever changes takes the knowledge of a cell, and of all behind it. Known cells that
+failed, or could not be checked in full, are looked at again each time, so that every forward tells
+of them as if it had checked everything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from kvcanary_cli.abi.plans import VerifyPlan
+    from kvcanary_cli.replay.forwards import Forward
+
+    Ints = NDArray[np.int64]
+
+NEVER = np.iinfo(np.int64).min
+
+
+@dataclass(slots=True)
+class Entries:
+    """The entries of a forward that are checked, of all that it reads.
+
+    Attributes:
+        batch_rows: [n] batch row of each.
+        positions: [n] position of each.
+        index: [n] number of each among all entries.
+        slots: [n] slot of each.
+        total: All entries.
+        skipped: Known entries that are left out.
+        skipped_tokens: Those of them that have a token to compare.
+        again: [n] bool, or None: which are to be looked at again next time.
+        tokens: [n] expected token of each as planned, -1 = none.
+    """
+
+    batch_rows: Ints
+    positions: Ints
+    index: Ints
+    slots: Ints
+    tokens: Ints
+    total: int
+    skipped: int
+    skipped_tokens: int
+    again: NDArray[np.bool_]
+
+    def mark(self, mask: NDArray[np.bool_]) -> None:
+        """Entries of ``mask`` [n] are looked at again next time."""
+        self.again |= mask
+
+
+class Known:
+    """Known cells of one lane. The request table and the token pool belong to the replay.
+
+    Args:
+        num_slots: Of the lane.
+        table: [rows, row_len] int32 request table.
+        pool: [rows, row_len] int64 true tokens by table row, or None.
+        token_offset: History position of a cell's token, less the cell's position.
+
+    Attributes:
+        checked: [rows] leading cells of each row that are known.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_slots: int,
+        table: NDArray[np.int32],
+        pool: Ints | None,
+        token_offset: int,
+    ) -> None:
+        rows, row_len = table.shape
+        self.num_slots, self.num_rows, self.row_len = num_slots, rows, row_len
+        self.checked = np.zeros(rows, dtype=np.int64)
+        self.refs = np.zeros(num_slots, dtype=np.int32)
+        self.mapper = np.zeros(num_slots, dtype=np.int64)
+        self.tokens_known = np.zeros(rows, dtype=np.int64)
+        self.limits = np.zeros(rows, dtype=np.int64)
+        self.row_read = np.full(rows, NEVER, dtype=np.int64)
+        self.read_events: Ints | None = None
+        self._marks: NDArray[np.uint8] = np.zeros(num_slots, dtype=np.uint8)
+        self._table, self._pool, self._token_offset = table, pool, token_offset
+        # Table row to positions of known cells that are looked at each time.
+        self._again: dict[int, Ints] = {}
+        self._tenants: list[str | None] = [None] * rows
+        self._skipped = np.zeros(3, dtype=np.int64)
+
+    # What takes knowledge away.
+
+    def forget_from(self, row: int, position: int) -> None:
+        """Cells of ``row`` from ``position`` on must be checked again."""
+        if position < self.checked[row]:
+            from kvcanary_cli.backends.cpu.known import forget_from
+
+            forget_from(row, max(0, position), *self._state())
+
+    def holds(self, slots: Ints) -> bool:
+        """Whether known cells hold any of ``slots``."""
+        return bool(self.refs[slots].any())
+
+    def forget_slots(self, slots: Ints) -> None:
+        """Something of ``slots`` [n] changed: cells that hold them must be checked again."""
+        if not self.holds(slots):
+            return
+        from kvcanary_cli.backends.cpu.known import forget_slots
+
+        slots = np.ascontiguousarray(slots, dtype=np.int64)
+        forget_slots(
+            len(slots),
+            slots.ctypes.data,
+            self.num_slots,
+            self.num_rows,
+            self.mapper.ctypes.data,
+            self._marks.ctypes.data,
+            *self._state(),
+        )
+
+    def map(self, row: int, start: int, slots: Ints) -> None:
+        """Cells of ``row`` from ``start`` on are about to hold ``slots``."""
+        known = int(self.checked[row]) - start
+        if known > 0:
+            part = slots[:known]
+            differs = self._table[row, start : start + len(part)] != part
+            if differs.any():
+                self.forget_from(row, start + int(np.argmax(differs)))
+
+    def forget_token(self, row: int, position: int) -> None:
+        """Tokens of ``row`` from history position ``position`` on are about to change."""
+        self.forget_from(row, position - self._token_offset)
+
+    def forget_row(self, row: int) -> None:
+        self.forget_from(row, 0)
+
+    def leave(self, row: int, req: str) -> None:
+        """``req`` is done with ``row``: what is known of it is of no use any more."""
+        if self._tenants[row] == req:
+            self.forget_from(row, 0)
+
+    def _state(self) -> tuple[int, ...]:
+        pool = self._pool
+        return (
+            self._table.ctypes.data,
+            self.row_len,
+            self.refs.ctypes.data,
+            self.checked.ctypes.data,
+            self.tokens_known.ctypes.data,
+            self.limits.ctypes.data,
+            0 if pool is None else pool.ctypes.data,
+            0 if pool is None else pool.shape[1],
+            self._token_offset,
+            0 if self.read_events is None else self.read_events.ctypes.data,
+            self.row_read.ctypes.data,
+        )
+
+    # A forward.
+
+    def prepare(self, forward: Forward, written: Ints, lens: Ints | None) -> None:
+        """Forget what this forward reads otherwise than the last one, and what it changes itself.
+
+        Args:
+            forward: About to be planned; no two of its rows share a table row.
+            written: Slots whose bytes it changes, those of padding rows included; negative = none.
+            lens: [bs] known history of each row, None = no tokens are compared.
+        """
+        rows = forward.rows
+        for b, (row, req) in enumerate(zip(rows.tolist(), forward.reqs, strict=True)):
+            if row <= 0 or row >= self.num_rows:
+                continue
+            if self._tenants[row] != req:
+                self.forget_from(row, 0)
+                self._tenants[row] = req
+            elif forward.prefix[b] < self.checked[row]:
+                self.forget_from(row, int(forward.prefix[b]))
+            limit = 0 if lens is None else int(lens[b])
+            if limit < self.limits[row]:
+                self.forget_from(row, 0)
+            self.limits[row] = limit
+        inside = written[(written > 0) & (written < self.num_slots)]
+        self.forget_slots(inside)
+
+    def room(self, forward: Forward) -> int:
+        """Most entries that ``plan`` can give."""
+        rows = forward.rows
+        inside = (rows > 0) & (rows < self.num_rows)
+        rows = rows[inside]
+        again = sum(len(self._again[row]) for row in rows.tolist() if row in self._again)
+        return again + int((forward.prefix[inside] - self.checked[rows]).clip(min=0).sum())
+
+    def plan(self, forward: Forward, lens: Ints | None, plan: VerifyPlan) -> Entries:
+        """Fill ``plan`` with what is to be checked.
+
+        Args:
+            forward: Prepared.
+            lens: As in ``prepare``.
+            plan: Has ``room`` for it.
+        """
+        from kvcanary_cli.backends.cpu.known import plan_unknown
+
+        capacity = plan.capacity
+        batch_rows, index = np.empty((2, max(1, self.room(forward))), dtype=np.int64)
+        offsets, again = self._again_of(forward.rows)
+        rows, prefix = _contiguous(forward.rows), _contiguous(forward.prefix)
+        valid = None if lens is None or self._pool is None else _contiguous(lens)
+        count = plan_unknown(
+            len(rows),
+            rows.ctypes.data,
+            prefix.ctypes.data,
+            self.num_rows,
+            self.checked.ctypes.data,
+            self._table.ctypes.data,
+            self.row_len,
+            0 if self._pool is None else self._pool.ctypes.data,
+            0 if self._pool is None else self._pool.shape[1],
+            0 if valid is None else valid.ctypes.data,
+            self._token_offset,
+            0 if offsets is None else offsets.ctypes.data,
+            0 if again is None else again.ctypes.data,
+            plan.verify_slot_indices.data_ptr(),
+            plan.verify_expected_tokens.data_ptr(),
+            plan.verify_expected_positions.data_ptr(),
+            plan.verify_prev_slot_indices.data_ptr(),
+            batch_rows.ctypes.data,
+            index.ctypes.data,
+            self._skipped.ctypes.data,
+        )
+        assert count <= capacity
+        plan.verify_num_valid.fill_(count)
+        plan.enable.fill_(1)
+        skipped, less_tokens, total = self._skipped.tolist()
+        known = rows[(rows > 0) & (rows < self.num_rows)]
+        return Entries(
+            batch_rows=batch_rows[:count],
+            positions=plan.verify_expected_positions[:count].numpy().copy(),
+            index=index[:count],
+            slots=plan.verify_slot_indices[:count].numpy().copy(),
+            tokens=plan.verify_expected_tokens[:count].numpy().copy(),
+            total=total,
+            skipped=skipped,
+            skipped_tokens=int(self.tokens_known[known].sum()) + less_tokens,
+            again=np.zeros(count, dtype=np.bool_),
+        )
+
+    def slots_read(self, forward: Forward) -> Ints:
+        """Slots of all prefix cells that ``forward`` reads, in plan order."""
+        parts = [
+            self._table[row, :length]
+            for row, length in zip(forward.rows.tolist(), forward.prefix.tolist(), strict=True)
+            if 0 < row < self.num_rows
+        ]
+        return np.concatenate(parts or [self._table[0, :0]]).astype(np.int64)
+
+    def _again_of(self, rows: Ints) -> tuple[Ints | None, Ints | None]:
+        """Known cells to look at again, by batch row; None = there are none."""
+        if not self._again:
+            return None, None
+        empty = np.empty(0, dtype=np.int64)
+        parts = []
+        for row in rows.tolist():
+            part = self._again.get(row, empty)
+            parts.append(part[part < self.checked[row]] if len(part) else empty)
+        offsets = np.zeros(len(parts) + 1, dtype=np.int64)
+        np.cumsum([len(part) for part in parts], out=offsets[1:])
+        if not offsets[-1]:
+            return None, None
+        return offsets, np.concatenate(parts)
+
+    def learn(self, forward: Forward, entries: Entries, *, event: int | None) -> None:
+        """The entries have been checked; those marked ``again`` failed or were not checked in full.
+
+        Args:
+            forward: The forward.
+            entries: From ``plan``.
+            event: Its ``i``, None if it does not count as having read its slots in good order.
+        """
+        from kvcanary_cli.backends.cpu.known import learn
+
+        rows = _contiguous(forward.rows)
+        if event is None:
+            self.settle(rows[(rows > 0) & (rows < self.num_rows)])
+        learn(
+            len(entries.index),
+            rows.ctypes.data,
+            entries.batch_rows.ctypes.data,
+            entries.slots.ctypes.data,
+            entries.tokens.ctypes.data,
+            entries.positions.ctypes.data,
+            self.row_len,
+            self.mapper.ctypes.data,
+            self.refs.ctypes.data,
+            self.checked.ctypes.data,
+            self.tokens_known.ctypes.data,
+        )
+        if event is not None:
+            self.row_read[rows] = event
+        if self._again or entries.again.any():
+            self._keep_again(rows, entries)
+
+    def _keep_again(self, rows: Ints, entries: Entries) -> None:
+        marked = np.flatnonzero(entries.again)
+        table_rows = rows[entries.batch_rows[marked]]
+        for row in rows.tolist():
+            self._again.pop(row, None)
+        for row in np.unique(table_rows).tolist():
+            positions = entries.positions[marked[table_rows == row]]
+            kept = positions[positions < self.checked[row]]
+            if len(kept):
+                self._again[row] = kept
+
+    # Who read what last.
+
+    def settle(self, rows: Ints | None = None) -> None:
+        """Bring ``read_events`` up to date for the known cells of ``rows`` (None = all)."""
+        if self.read_events is None:
+            return
+        every = np.flatnonzero(self.row_read != NEVER) if rows is None else rows
+        for row in every.tolist():
+            event = int(self.row_read[row])
+            if event == NEVER:
+                continue
+            slots = self._table[row, : self.checked[row]]
+            slots = slots[slots > 0]
+            self.read_events[slots] = np.maximum(self.read_events[slots], event)
+            self.row_read[row] = NEVER
+
+
+def _contiguous(values: Ints) -> Ints:
+    return np.ascontiguousarray(values, dtype=np.int64)
