@@ -9,6 +9,8 @@ from kvcanary_cli.attribution.ledger import NOBODY, TREE
 from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, Finding
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -27,6 +29,7 @@ class FindingBook:
 
     Args:
         names: Interned names.
+        ended: Requests that ended, by code, with the event.
         notes: Of the reader: events that were lost.
         has_swa: Whether there is a SWA pool.
 
@@ -40,8 +43,10 @@ class FindingBook:
         event_now: ``i`` of the event that is being judged.
     """
 
-    def __init__(self, names: Names, notes: TraceNotes, *, has_swa: bool) -> None:
-        self.names, self._notes, self.has_swa = names, notes, has_swa
+    def __init__(
+        self, names: Names, ended: Mapping[int, int], notes: TraceNotes, *, has_swa: bool
+    ) -> None:
+        self.names, self._ended, self._notes, self.has_swa = names, ended, notes, has_swa
         self.findings: list[Finding] = []
         self.known: dict[tuple[str, str, int, int], Finding] = {}
         self.by_slot: dict[tuple[str, str, int], Finding] = {}
@@ -56,6 +61,7 @@ class FindingBook:
             name = self.names.name(damage.victim)
             victim = None if damage.victim == TREE else name
             finding = self.new(cause, damage.worker, damage.pool_kind, victim, damage.step)
+        finding.follows.update(cause.follows)
         return finding
 
     def new(
@@ -96,13 +102,21 @@ class FindingBook:
         )
 
     def add(
-        self, cause: Cause, victim: str | None, step: int | None, slots: Ints, positions: Ints
+        self,
+        cause: Cause,
+        victim: str | None,
+        step: int | None,
+        slots: Ints,
+        positions: Ints,
+        *,
+        read: bool = True,
     ) -> None:
-        """A finding that no canary violation shows."""
+        """A finding that no canary violation shows; ``read`` = ``victim`` read or was fed it."""
         finding = self.by_cause.get(self.cause_key(cause, "target", "FULL"))
         if finding is None:
             finding = self.new(cause, "target", "FULL", victim, step)
-        if victim is not None:
+        finding.follows.update(cause.follows)
+        if read and victim is not None:
             finding.blast_radius[victim] = None
         if finding.cls in ONE_STEP and step != finding.first_bad_step:
             return
@@ -123,14 +137,26 @@ class FindingBook:
         self.by_slot[finding.worker, finding.pool_kind, slot] = finding
         if finding.pool_kind == "FULL" and self.has_swa:
             self.in_full[victim, position, self.event] = finding
-        if reader is not None:
-            finding.blast_radius[reader] = None
+        finding.last_event = self.event_now
+        self._reach(finding, reader)
         if finding.cls in ONE_STEP and step != finding.first_bad_step:
             return
         finding.slots.add(slot)
         finding.seam_slots.discard(slot)
         if finding.positions is not None and self.names.name(victim) == finding.victim:
             finding.positions.add(position)
+
+    def _reach(self, finding: Finding, reader: str | None) -> None:
+        """``reader`` met the damage: it suffers from it unless it had ended."""
+        if reader is None:
+            return
+        ended = self._ended.get(self.names.code(reader))
+        if ended is None:
+            finding.blast_radius[reader] = None
+            return
+        text = f"{reader} had ended at event {ended}: what it read is discarded"
+        if text not in finding.evidence:
+            finding.evidence.append(text)
 
     def cause_key(self, cause: Cause, worker: str, pool_kind: str) -> tuple[object, ...]:
         if cause.group is not None:

@@ -7,12 +7,19 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcanary_cli.attribution.ledger import NEVER, NOBODY
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
 # Copies and matches older than this many are forgotten, unless a slot still names them.
 _REMEMBERED = 65536
+_WINDOWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +103,46 @@ class CopyFact:
 
 @dataclass(frozen=True, slots=True)
 class MatchFact:
-    """A request was served from a published prefix."""
+    """A request was served from a published prefix.
+
+    Attributes:
+        event, entry: Of the match.
+        slots: From position 0 on.
+        namespace: What the request asked under, None = not recorded.
+        published: What the entry was published under, None = not recorded.
+    """
 
     event: int
     entry: str
-    slots: frozenset[int]
+    slots: tuple[int, ...]
+    namespace: str | None = None
+    published: str | None = None
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self.slots
+
+    def position(self, slot: int) -> int:
+        """Position that the match serves from ``slot``."""
+        return self.slots.index(slot)
+
+
+@dataclass(slots=True)
+class Window:
+    """An asynchronous transfer into the pool.
+
+    Attributes:
+        key: Its id.
+        begun, ended, failed: Events, ``NEVER`` = not seen.
+        slots: Where its content was to go.
+        copies: Copies that named it.
+    """
+
+    key: str
+    begun: int
+    slots: Ints
+    ended: int = NEVER
+    failed: int = NEVER
+    copies: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +166,20 @@ class PutFact:
 
 @dataclass(slots=True)
 class Context:
-    """Everything that is not slot by slot."""
+    """Everything that is not slot by slot.
+
+    ``recycled`` holds rows that were found to be given away in flight, with that release.
+    """
 
     rows: dict[int, RowFacts] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
     cow_event: dict[int, int] = field(default_factory=dict)
+    recycled: dict[int, int] = field(default_factory=dict)
     launches: dict[tuple[int, int], int] = field(default_factory=dict)
     copies: OrderedDict[int, CopyFact] = field(default_factory=OrderedDict)
     transfers: dict[str, int] = field(default_factory=dict)
-    failed: dict[str, int] = field(default_factory=dict)
+    windows: deque[Window] = field(default_factory=lambda: deque(maxlen=_WINDOWS))
+    entries: dict[str, str] = field(default_factory=dict)
     matches: dict[int, deque[MatchFact]] = field(default_factory=dict)
     accepts: dict[int, AcceptFact] = field(default_factory=dict)
     puts: dict[int, deque[PutFact]] = field(default_factory=dict)
@@ -158,8 +205,19 @@ class Context:
     def matched(self, req: int, slot: int) -> MatchFact | None:
         """The newest match of ``req`` that served ``slot``."""
         for fact in reversed(self.matches.get(req, ())):
-            if slot in fact.slots:
+            if slot in fact:
                 return fact
+        return None
+
+    def window(self, key: str) -> Window | None:
+        """The newest remembered transfer with this id."""
+        return next((w for w in reversed(self.windows) if w.key == key), None)
+
+    def window_onto(self, slot: int, since: int) -> Window | None:
+        """The newest remembered transfer into ``slot`` that began after event ``since``."""
+        for window in reversed(self.windows):
+            if window.begun > since and bool((window.slots == slot).any()):
+                return window
         return None
 
     def forget_request(self, req: int) -> None:

@@ -55,12 +55,20 @@ class Damage:
     full_writes: Writes | None = None
 
     def writer_event(self) -> int:
+        """When the content was written, here or where it was moved from."""
         return int(self.writes.event[self.slot])
+
+    def came_event(self) -> int:
+        """When the content came into the slot."""
+        return max(self.writer_event(), int(self.writes.moved_event[self.slot]))
 
 
 @dataclass(slots=True, kw_only=True)
 class Cause:
-    """What a rule concluded; causes of one ``group`` are one finding whatever their events."""
+    """What a rule concluded; causes of one ``group`` are one finding whatever their events.
+
+    ``follows`` are events that, if they turn out to be another finding's cause, are this one's.
+    """
 
     cls: str
     subtype: str
@@ -72,6 +80,7 @@ class Cause:
     confidence: str = CERTAIN
     evidence: list[str] = field(default_factory=list)
     group: tuple[object, ...] | None = None
+    follows: tuple[int, ...] = ()
 
 
 def at_event(event: int) -> str:

@@ -12,12 +12,14 @@ import numpy as np
 
 from kvcanary_cli.abi.constants import FailReason, PoolKind
 from kvcanary_cli.attribution.book import ONE_STEP, FindingBook
+from kvcanary_cli.attribution.consequences import fold_consequences
 from kvcanary_cli.attribution.contents import Namespaces, Sidecars
 from kvcanary_cli.attribution.damage import Cause, Damage
 from kvcanary_cli.attribution.follow import Follower
 from kvcanary_cli.attribution.ledger import NOBODY, TREE
+from kvcanary_cli.attribution.own_frees import OwnFreeReads
 from kvcanary_cli.attribution.positions import check_positions
-from kvcanary_cli.attribution.ranks import RankRecord, rank_number, world_size
+from kvcanary_cli.attribution.ranks import RankRecord
 from kvcanary_cli.attribution.rules import Classifier
 from kvcanary_cli.attribution.snapshot import Snapshots
 from kvcanary_cli.attribution.unread import explain_unread
@@ -44,15 +46,12 @@ class Diagnoser:
     """Watches one replay (``replay.watcher.Watcher``)."""
 
     def __init__(self, header: TraceHeader, notes: TraceNotes, *, ranks: bool = True) -> None:
-        self._keeps_record = ranks
         self.follower = Follower(header)
-        self.record = RankRecord(
-            rank_number(header.rank), header.rank["dp"], world=world_size(header.rank)
-        )
+        self.record = RankRecord.of(header, kept=ranks)
         self.replay: Replay | None = None
         follower = self.follower
         has_swa = bool(header.pool.swa_slots)
-        self.book = FindingBook(follower.names, notes, has_swa=has_swa)
+        self.book = FindingBook(follower.names, follower.context.ended, notes, has_swa=has_swa)
         self._classifier = Classifier(
             follower.rules.state,
             follower.context,
@@ -63,6 +62,7 @@ class Diagnoser:
         self._sidecars = Sidecars(header, follower)
         self._namespaces = Namespaces(follower)
         self._snapshots = Snapshots(follower)
+        self._own_frees = OwnFreeReads(follower, self._snapshots)
         self._codes: NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._foreign: Ints = np.empty(0, dtype=np.int64)
         self._lanes: list[Ints] = []
@@ -88,7 +88,7 @@ class Diagnoser:
             self._sidecars.event(segment, k, row, self.book.add)
             step = segment.tables[kind].get_int("step", row)
             self._snapshots.take(self.book.findings, event=int(segment.index[k]), step=step)
-        if self._keeps_record:
+        if self.record.kept:
             self.record.event(segment, k, kind, row)
         self.follower.event(segment, k, kind, row)
         self._snapshots.note_broken_rules()
@@ -102,13 +102,14 @@ class Diagnoser:
             follower.pool = self.replay.pool
         self._note_range(forward)
         self._codes = follower.req_codes(forward)
-        if self._keeps_record:
+        if self.record.kept:
             self.record.forward(forward)
         for code, row in zip(self._codes.tolist(), forward.rows.tolist(), strict=True):
             if row:
                 follower.context.row(row).run(code, forward.event)
         others = self._not_own_writes(forward, read_slots, reader_rows, written[0])
         follower.reads(forward, read_slots[others], reader_rows[others], self._codes)
+        self._own_frees.note(forward, read_slots, reader_rows, self._codes)
         self._namespaces.check(forward, read_slots, reader_rows, self._codes, self.book.add)
         check_positions(
             forward,
@@ -173,7 +174,7 @@ class Diagnoser:
         writes = self.follower.lane(forward.worker, "FULL")
         for k in self._overwritten.tolist():
             slot, row = int(slots[k]), int(rows[k])
-            key = (forward.worker, "FULL", slot, int(writes.event[slot]))
+            key = (forward.worker, "FULL", slot, int(writes.came(slots[k : k + 1])[0]))
             if key in self.book.known or slot in shown:
                 continue
             victim, position = int(self._codes[row]), k - int(starts[row])
@@ -210,7 +211,9 @@ class Diagnoser:
     def ended(self) -> None:
         self.follower.leaks()
         explain_unread(self.follower.rules, self.book.findings, self.book.add)
+        self._own_frees.explain(self.book.findings, self.book.add)
         self._snapshots.take(self.book.findings)
+        fold_consequences(self.book.findings)
         self.book.findings.sort(
             key=lambda f: (f.first_bad_step is None, f.first_bad_step or 0, int(f.id[1:]))
         )
@@ -251,8 +254,8 @@ class Diagnoser:
         if chunk.check == CHAIN_POSITION and forward is not None:
             position = self._true_position_of(forward, slot, chunk)
         damage = self._damage(chunk, k, forward, slot, position, victim)
-        writes = damage.writes
-        key = (*self._lane(chunk), slot, max(int(writes.event[slot]), int(writes.pad_event[slot])))
+        padded = int(damage.writes.pad_event[slot])
+        key = (*self._lane(chunk), slot, max(damage.came_event(), padded))
         finding = self.book.known.get(key)
         if finding is None:
             finding = self.book.of_damage(self._cause(damage, chunk), damage)
@@ -324,7 +327,11 @@ class Diagnoser:
         self, chunk: ViolationChunk, forward: Forward | None, row: int, position: int
     ) -> int:
         """What the reader's row names at ``position``; 0 in the full pool, or if not known."""
-        if chunk.pool_kind != "SWA" or row <= 0 or position < 0 or self.replay is None:
+        return self._cell(forward, row, position) if chunk.pool_kind == "SWA" else 0
+
+    def _cell(self, forward: Forward | None, row: int, position: int) -> int:
+        """What a row names at ``position`` for a forward; 0 if that is not known."""
+        if row <= 0 or position < 0 or self.replay is None:
             return 0
         as_read = [] if forward is None else forward.row_as_read.get(row, [])
         if position < len(as_read):
@@ -388,6 +395,16 @@ class Diagnoser:
         slot, prev = int(columns["slot"][k]), int(columns["prev_slot"][k])
         victim, reader = self._victim(chunk, k)
         position = int(columns["expected_position"][k]) - 1
+        if chunk.check == CHAIN_POSITION and forward is not None:
+            position = self._true_position_of(forward, slot, chunk) - 1
+            # Where a position was left out, the chain skips it; the row still names its slot.
+            cell = self._cell(forward, int(columns["row"][k]), position)
+            if (
+                cell > 0
+                and chunk.pool_kind == "FULL"
+                and (*self._lane(chunk), prev) not in (self.book.by_slot)
+            ):
+                prev = cell
         finding = self.book.by_slot.get((*self._lane(chunk), prev))
         if finding is None and chunk.pool_kind == "SWA":
             finding = self.book.in_full.get(
@@ -397,6 +414,8 @@ class Diagnoser:
             place = prev if prev > 0 else slot
             damage = self._damage(chunk, k, forward, place, position, victim)
             damage.expected_token = None
+            if forward is not None and (self._lanes[chunk.pool_kind == "SWA"] == place).any():
+                self._enter_early(forward)
             finding = self.book.of_damage(self._classifier.cause(damage), damage)
             if finding.pool_kind == chunk.pool_kind:
                 self.book.enter(finding, place, position, victim, reader, chunk.step)

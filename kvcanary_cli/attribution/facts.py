@@ -27,12 +27,15 @@ class Act:
         event: ``i`` of the write, None = no write is known.
         how: ``forward``, ``verify`` (a speculative batch), ``copy``, ``state`` (it was there
             when the recording began) or ``nothing``.
+        moved: ``i`` of the copy that brought the content here from the slot it was written to,
+            None = it was written here.
     """
 
     req: str | None
     step: int | None
     event: int | None
     how: str
+    moved: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +119,9 @@ class FindingFacts:
         mode: Mode of the forward, None outside one.
         reader: Request that read or wrote, None in a sweep.
         row, prefix: Its table row and how many positions it read; None where unknown.
-        is_read: Whether it was found by a read; False = by what a forward was about to write.
+        access: How it was met: ``read``, ``write`` (what a forward or copy was about to write),
+            ``alloc``, ``free``, ``own``, ``publish``, ``match``, or ``check`` (fingerprints that
+            the recorder compared).
         reasons: (fail reason, how many entries), of the damaged entries in that step.
         entries: Damaged entries, at most ``MAX_ENTRIES``; ``entries_total`` counts all.
         seams: Seams, at most ``MAX_ENTRIES``; ``seams_total`` counts all.
@@ -131,7 +136,7 @@ class FindingFacts:
     reader: str | None
     row: int | None
     prefix: int | None
-    is_read: bool
+    access: str
     reasons: tuple[tuple[str, int], ...]
     entries: tuple[EntryFact, ...]
     entries_total: int

@@ -15,6 +15,7 @@ from kvcanary_cli.attribution.context import (
     CopyFact,
     MatchFact,
     PutFact,
+    Window,
     transfer_key,
 )
 from kvcanary_cli.attribution.ledger import (
@@ -143,6 +144,13 @@ class Follower:
             self.rules.publish(req, slots, event)
         elif slots is not None:
             self.rules.publish(None, slots, event)
+        if "namespace" in table.columns:
+            namespace = segment.text("publish", "namespace", row)
+            if namespace is not None:
+                self.context.entries[segment.text("publish", "entry", row) or ""] = namespace
+
+    def _on_unpublish(self, segment: Segment, row: int, event: int) -> None:
+        self.context.entries.pop(segment.text("unpublish", "entry", row) or "", None)
 
     def _on_match(self, segment: Segment, row: int, event: int) -> None:
         slots = segment.tables["match"].get_ints("slots", row)
@@ -150,7 +158,13 @@ class Follower:
         req = segment.text("match", "req", row) or ""
         entry = segment.text("match", "entry", row) or ""
         self.rules.match(req, slots, event)
-        self.context.match(self.names.code(req), MatchFact(event, entry, frozenset(slots.tolist())))
+        namespace = None
+        if "namespace" in segment.tables["match"].columns:
+            namespace = segment.text("match", "namespace", row)
+        fact = MatchFact(
+            event, entry, tuple(slots.tolist()), namespace, self.context.entries.get(entry)
+        )
+        self.context.match(self.names.code(req), fact)
 
     def _on_fork(self, segment: Segment, row: int, event: int) -> None:
         table = segment.tables["fork"]
@@ -240,14 +254,31 @@ class Follower:
             self.context.lut_event[slot] = event
 
     def _on_transfer_begin(self, segment: Segment, row: int, event: int) -> None:
+        table = segment.tables["transfer_begin"]
         key = transfer_key(segment.json("transfer_begin", "id", row))
-        if key is not None:
-            self.context.transfers[key] = event
+        if key is None:
+            return
+        self.context.transfers[key] = event
+        slots = table.get_ints("slots", row)
+
+        def text(name: str) -> str | None:
+            return segment.text("transfer_begin", name, row) if name in table.columns else None
+
+        leaves = text("via") in ("store", "d2h") or text("direction") == "out"
+        if slots is not None and len(slots) and not leaves:
+            self.context.windows.append(Window(key, event, slots))
+
+    def _on_transfer_end(self, segment: Segment, row: int, event: int) -> None:
+        key = transfer_key(segment.json("transfer_end", "id", row))
+        window = None if key is None else self.context.window(key)
+        if window is not None:
+            window.ended = event
 
     def _on_transfer_fail(self, segment: Segment, row: int, event: int) -> None:
         key = transfer_key(segment.json("transfer_fail", "id", row))
-        if key is not None:
-            self.context.failed[key] = event
+        window = None if key is None else self.context.window(key)
+        if window is not None:
+            window.failed = event
 
     def _on_copy(self, segment: Segment, row: int, event: int) -> None:
         table = segment.tables["copy"]
@@ -267,6 +298,9 @@ class Follower:
         writer = NOBODY if by is None else self.names.code(by)
         begun = self.context.transfers.get(key, NEVER) if key is not None else NEVER
         self.context.copy(CopyFact(event, writer, text("via") or "", key, begun))
+        window = None if key is None else self.context.window(key)
+        if window is not None:
+            window.copies += 1
         foreign: NDArray[np.bool_] | bool = False
         if pool == "full" and by is not None:
             foreign = self.rules.write(dst, np.full(len(dst), writer, dtype=np.int32), event, None)
@@ -294,7 +328,7 @@ class Follower:
         owners = state.owner[dst]
         written = np.isin(writes.kind[dst], (BY_FORWARD, BY_VERIFY))
         live: NDArray[np.bool_] = (
-            (owners > TREE) & written & (writes.event[dst] >= state.alloc_event[dst])
+            (owners > TREE) & written & (writes.came(dst) >= state.alloc_event[dst])
         )
         if not live.any():
             return live
@@ -317,9 +351,7 @@ class Follower:
             # The bytes came from another tier, whose writers are not followed: the copy wrote them.
             writes.put(dst, req=NOBODY, step=NOBODY, event=event, kind=BY_COPY)
             return
-        state = self.rules.state
-        # A moved row counts as written when it moved, or it would look older than its slot.
-        events = np.maximum(writes.event[src], state.alloc_event[dst])
+        events, steps, kinds = writes.event[src], writes.step[src], writes.kind[src]
         writes.put(
             dst,
             req=writes.req[src],
@@ -328,9 +360,10 @@ class Follower:
             kind=BY_FORWARD,
             position=writes.position[src].astype(np.int64),
             true_position=writes.true_position[src].astype(np.int64),
+            namespace=writes.namespace[src],
         )
-        writes.event[dst], writes.step[dst] = events, writes.step[src]
-        writes.kind[dst] = writes.kind[src]
+        writes.event[dst], writes.step[dst], writes.kind[dst] = events, steps, kinds
+        writes.moved_event[dst] = np.where(events == NEVER, NEVER, event)
 
     def _on_canary_rows(self, segment: Segment, row: int, event: int) -> None:
         table = segment.tables["canary_rows"]
@@ -398,8 +431,8 @@ class Follower:
         for code, table_row in zip(codes.tolist(), forward.rows.tolist(), strict=True):
             if table_row != PADDING_ROW:
                 self.context.last_step_of[code] = forward.step
-        written = self.lane(forward.worker, "FULL").event
-        return self.rules.read(slots, codes[reader_rows], written, forward.event, forward.step)
+        came = self.lane(forward.worker, "FULL").came(slots)
+        return self.rules.read(slots, codes[reader_rows], came, forward.event, forward.step)
 
     def _note_step(self, forward: Forward) -> None:
         if forward.step != self._step:

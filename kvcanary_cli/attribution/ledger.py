@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvcanary_cli.attribution.custody import Custody
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -53,10 +55,11 @@ class Ownership:
         alloc_event: [slots] last alloc.
         free_event, free_by, free_reason: [slots] last free: event, who gave it back, index into
             ``reasons``.
-        bad_event, bad_what: [slots] last alloc or free that broke a rule, and which.
-        spare_frees: [slots] how often the free list holds the slot beyond once.
+        bad_event, bad_what: [slots] last alloc, free or hand-over that broke a rule of itself, and
+            which.
         shared: [slots] bool, visible to others: published, or shared by a fork.
         published_event, published_by: [slots] when and by whom it last became visible.
+        custody: Claims on the slots with a ``bad_event``.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -70,11 +73,11 @@ class Ownership:
         self.since, self.alloc_event, self.free_event = events(), events(), events()
         self.free_by, self.free_reason, self.published_by = codes(), codes(), codes()
         self.bad_event = events()
-        self.spare_frees: NDArray[np.int8] = np.zeros(num_slots, dtype=np.int8)
         self.bad_what: NDArray[np.int8] = np.zeros(num_slots, dtype=np.int8)
         self.shared: NDArray[np.bool_] = np.zeros(num_slots, dtype=np.bool_)
         self.published_event = events()
         self.reasons: list[str] = [""]
+        self.custody = Custody()
 
     def give(self, slots: Ints, owner: int, event: int) -> None:
         """``slots`` now belong to ``owner``."""
@@ -98,6 +101,8 @@ class Writes:
         true_position: [slots] where the token belonged by the batch's lengths.
         namespace: [slots] code of the namespace it was written under, 0 = none recorded.
         before_req, before_step, before_event: [slots] of the write before.
+        moved_event: [slots] when the last content was copied here from another slot of the pool,
+            whose writer it keeps; ``NEVER`` = it was written here.
         foreign: [slots] bool, the last write was not the owner's.
         pad_event, pad_step, pad_row: [slots] last write by a padding row, which changes bytes only.
         read_event: [slots] last forward that verified the slot, an ``i``.
@@ -112,6 +117,7 @@ class Writes:
 
         self.req, self.step, self.position = numbers(NOBODY), numbers(NOBODY), numbers(NOBODY)
         self.event, self.before_event, self.pad_event = events(), events(), events()
+        self.moved_event = events()
         self.true_position, self.batch_row = numbers(NOBODY), numbers(NOBODY)
         self.kind: NDArray[np.int8] = np.zeros(num_slots, dtype=np.int8)
         self.namespace = numbers()
@@ -142,3 +148,9 @@ class Writes:
         self.kind[slots], self.position[slots] = kind, position
         self.true_position[slots], self.batch_row[slots] = true_position, batch_row
         self.namespace[slots], self.foreign[slots] = namespace, foreign
+        self.moved_event[slots] = NEVER
+
+    def came(self, slots: Ints) -> Ints:
+        """[n] events at which the content of ``slots`` [n] came there, by a write or a move."""
+        came: Ints = np.maximum(self.event[slots], self.moved_event[slots])
+        return came

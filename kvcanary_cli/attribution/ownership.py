@@ -5,6 +5,7 @@ They need no hash. An owner that the trace has not shown yet gives no finding.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,6 @@ import numpy as np
 from kvcanary_cli.attribution import result as what
 from kvcanary_cli.attribution.ledger import FREE, NEVER, NOBODY, TREE, UNKNOWN, Names, Ownership
 from kvcanary_cli.attribution.result import OwnershipFinding
-from kvcanary_cli.trace.schema import TREE_OWNER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +21,34 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-BAD_WHATS = ("", what.DOUBLE_ALLOC, what.DOUBLE_FREE, what.FREE_BY_NON_OWNER)
+BAD_WHATS = (
+    "",
+    what.DOUBLE_ALLOC,
+    what.DOUBLE_FREE,
+    what.FREE_BY_NON_OWNER,
+    what.OWN_BY_NON_OWNER,
+    what.PUBLISH_OF_FREE,
+)
+_READS = frozenset({what.READ_OF_FOREIGN, what.READ_OF_FREE})
+_MATCHES = frozenset({what.MATCH_OF_FOREIGN, what.MATCH_OF_FREE})
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """What a broken rule goes back to.
+
+    Attributes:
+        what: The rule that was broken first; empty for a free by the owner.
+        event: ``i`` of the event that did that.
+        slots: Those slots of the finding that it holds for.
+        follows: ``i`` of a free by the owner that the rule follows if somebody is found to have
+            suffered from that one; None if there is none.
+    """
+
+    what: str
+    event: int
+    slots: tuple[int, ...]
+    follows: int | None = None
 
 
 class OwnershipRules:
@@ -31,36 +58,39 @@ class OwnershipRules:
         state: Owners.
         names: Interned owners.
         findings: In order of detection.
+        roots: For each finding the events that it goes back to, see ``_root``.
     """
 
     def __init__(self, num_slots: int, names: Names) -> None:
         self.state = Ownership(num_slots)
         self.names = names
         self.findings: list[OwnershipFinding] = []
-        # For each finding the event that it goes back to, see ``_root``.
-        self.roots: list[tuple[str, int]] = []
+        self.roots: list[tuple[Root, ...]] = []
+        self.custody = self.state.custody
         # Requests that ended, by code; whoever follows the trace fills it.
         self.ended: Mapping[int, int] = {}
         # [slots] shared by a fork: when the owner ends, the others keep them.
         self._forked = np.zeros(num_slots, dtype=np.bool_)
+        # The last alloc of each owner.
+        self.last_alloc: dict[int, int] = {}
         # A rule that stays broken is reported once for each tenancy of the slot.
         self._said: set[tuple[str, int, int, int]] = set()
 
     def alloc(self, owner: str, slots: Ints, event: int) -> None:
         state, code = self.state, self.names.code(owner)
         held = (state.owner[slots] != UNKNOWN) & (state.owner[slots] != FREE)
-        twice = slots[held]
-        if len(twice):
-            # Where it was freed twice, that free is the cause: the free list held it twice.
-            listed = state.spare_frees[twice] > 0
-            self._mark_bad(twice[~listed], what.DOUBLE_ALLOC, event)
-            state.spare_frees[twice[listed]] -= 1
-            self._report(what.DOUBLE_ALLOC, twice, code, event, None)
         unique, counts = np.unique(slots, return_counts=True)
-        if len(unique) < len(slots):
-            repeated = unique[counts > 1]
-            self._report(what.DOUBLE_ALLOC, repeated, code, event, None)
-            self._mark_bad(repeated, what.DOUBLE_ALLOC, event)
+        repeated = unique[counts > 1]
+        broken = np.union1d(slots[held], repeated)
+        for slot in self._watched(unique, broken):
+            # Where it was freed twice, that free is the cause: the free list held it twice.
+            times = int((slots == slot).sum())
+            listed = [self.custody.hand_out(slot, code) for _ in range(times)]
+            if slot in broken and not all(listed):
+                self._mark_bad(slot, what.DOUBLE_ALLOC, event)
+        self.last_alloc[code] = event
+        self._report(what.DOUBLE_ALLOC, slots[held], code, event, None)
+        self._report(what.DOUBLE_ALLOC, repeated, code, event, None)
         state.give(slots, code, event)
         self._forked[slots] = False
         state.alloc_event[slots] = event
@@ -69,22 +99,22 @@ class OwnershipRules:
 
     def free(self, owner: str, slots: Ints, event: int, reason: str | None) -> None:
         state, code = self.state, self.names.code(owner)
-        owners = state.owner[slots]
-        twice = owners == FREE
-        foreign = (owners != UNKNOWN) & ~twice & (owners != code)
-        if foreign.any():
-            # The last holder of a forked slot gives it back for an owner that ended before.
-            foreign &= ~(self._forked[slots] & np.isin(owners, list(self.ended)))
+        twice = state.owner[slots] == FREE
+        foreign = self._not_of(slots, code) & ~twice
         unique, counts = np.unique(slots, return_counts=True)
-        repeated = unique[counts > 1]
-        for name, bad in (
-            (what.DOUBLE_FREE, np.union1d(slots[twice], repeated)),
-            (what.FREE_BY_NON_OWNER, slots[foreign]),
-        ):
-            self._mark_bad(bad, name, event)
+        again = np.union1d(slots[twice], unique[counts > 1])
+        foreign &= ~np.isin(slots, again)
+        for name, bad in ((what.DOUBLE_FREE, again), (what.FREE_BY_NON_OWNER, slots[foreign])):
+            for slot in self._watched(bad, bad):
+                times = int((slots == slot).sum())
+                held = [self.custody.give_back(slot, code) for _ in range(times)]
+                if not all(held):
+                    self._mark_bad(slot, name, event)
             self._report(name, bad, code, event, None)
-        again = np.union1d(slots[twice], repeated)
-        state.spare_frees[again] = np.minimum(state.spare_frees[again], 100) + 1
+        right = ~foreign & ~twice
+        for slot in self._watched(slots[right & ~np.isin(slots, again)]):
+            # Where another owns it and this is right, it is done for the owner.
+            self.custody.give_back(slot, int(state.owner[slot]) or code)
         state.give(slots, FREE, event)
         # The reader of a slot that its own request gave back is not the victim of a stranger.
         state.last_owner[slots] = code
@@ -94,15 +124,24 @@ class OwnershipRules:
         state.shared[slots] = False
 
     def own(self, giver: str, owner: str, slots: Ints, event: int, *, visible: bool) -> None:
-        state = self.state
-        if owner == TREE_OWNER:
-            free = slots[state.owner[slots] == FREE]
-            self._report(what.PUBLISH_OF_FREE, free, self.names.code(giver), event, None)
+        state, code, taker = self.state, self.names.code(giver), self.names.code(owner)
+        # What the taker has already is only named again.
+        theirs = state.owner[slots] == taker
+        free = state.owner[slots] == FREE
+        foreign = self._not_of(slots, code) & ~theirs & ~free
+        listed = what.PUBLISH_OF_FREE if taker == TREE else what.OWN_BY_NON_OWNER
+        for name, mask in ((listed, free), (what.OWN_BY_NON_OWNER, foreign)):
+            for slot in self._watched(slots[mask], slots[mask]):
+                if not self.custody.hand_over(slot, code, taker):
+                    self._mark_bad(slot, name, event)
+            self._report(name, slots[mask], code, event, None)
+        for slot in self._watched(slots[~free & ~foreign & ~theirs]):
+            self.custody.hand_over(slot, int(state.owner[slot]) or code, taker)
         if visible:
             state.shared[slots] = True
             state.published_event[slots] = event
-            state.published_by[slots] = self.names.code(giver)
-        state.give(slots, self.names.code(owner), event)
+            state.published_by[slots] = code
+        state.give(slots, taker, event)
 
     def publish(self, req: str | None, slots: Ints, event: int) -> None:
         state = self.state
@@ -138,6 +177,11 @@ class OwnershipRules:
     ) -> NDArray[np.bool_]:
         """A forward reads prefix ``slots`` [n] on behalf of ``readers`` [n].
 
+        Args:
+            slots, readers: What is read, and for whom.
+            written_event: [n] when the content came into each.
+            event, step: Of the forward.
+
         Returns:
             [n] which entries broke a rule.
         """
@@ -147,7 +191,7 @@ class OwnershipRules:
         free = (owners == FREE) & (state.last_owner[slots] != readers)
         unwritten = (
             (state.alloc_event[slots] != NEVER)
-            & (written_event[slots] < state.alloc_event[slots])
+            & (written_event < state.alloc_event[slots])
             & (owners != UNKNOWN)
             & ~foreign
             & ~free
@@ -195,9 +239,33 @@ class OwnershipRules:
             slots = np.flatnonzero((self.state.owner == code) & ~self._forked)
             self._report(what.LEAK, slots, code, event, None)
 
-    def _mark_bad(self, slots: Ints, name: str, event: int) -> None:
-        self.state.bad_event[slots] = event
-        self.state.bad_what[slots] = BAD_WHATS.index(name)
+    def _not_of(self, slots: Ints, code: int) -> NDArray[np.bool_]:
+        """[n] which ``slots`` are known to be another's than ``code``'s, the free list's included.
+
+        The last holder of a forked slot acts for an owner that ended before.
+        """
+        owners = self.state.owner[slots]
+        foreign: NDArray[np.bool_] = (owners != UNKNOWN) & (owners != code)
+        if foreign.any():
+            foreign &= ~(self._forked[slots] & np.isin(owners, list(self.ended)))
+        return foreign
+
+    def _watched(self, slots: Ints, broken: Ints | None = None) -> list[int]:
+        """Those of ``slots`` that broke a rule before, or do so now."""
+        state = self.state
+        before = state.bad_event[slots] != NEVER
+        new = slots[:0] if broken is None else broken
+        if not len(new) and not before.any():
+            return []
+        found: list[int] = np.union1d(slots[before], new).tolist()
+        for slot in found:
+            owner = int(state.owner[slot])
+            self.custody.watch(slot, None if owner in (FREE, UNKNOWN) else owner)
+        return found
+
+    def _mark_bad(self, slot: int, name: str, event: int) -> None:
+        self.state.bad_event[slot] = event
+        self.state.bad_what[slot] = BAD_WHATS.index(name)
 
     def _report(self, name: str, slots: Ints, actor: int, event: int, step: int | None) -> None:
         if not len(slots):
@@ -221,22 +289,34 @@ class OwnershipRules:
                         slots=tuple(new),
                     )
                 )
-                self.roots.append(self._root(name, new[0], actor, event))
+                self.roots.append(self._roots(name, new, actor, event))
 
-    def _root(self, name: str, slot: int, actor: int, event: int) -> tuple[str, int]:
-        """What an earlier event broke already: its rule (empty for a free by the owner), its ``i``.
+    def _roots(self, name: str, slots: list[int], actor: int, event: int) -> tuple[Root, ...]:
+        groups: dict[tuple[str, int, int | None], list[int]] = {}
+        for slot in slots:
+            groups.setdefault(self._root(name, slot, actor, event), []).append(slot)
+        return tuple(Root(*key[:2], tuple(mine), key[2]) for key, mine in groups.items())
+
+    def _root(self, name: str, slot: int, actor: int, event: int) -> tuple[str, int, int | None]:
+        """What an earlier event broke already: see ``Root``.
 
         A read of a slot that is no longer the reader's goes back to the free that took it; a
         stranger's free by a request that gave the slot back before goes back to its first free.
         """
         state = self.state
         bad, freed = int(state.bad_event[slot]), int(state.free_event[slot])
-        if name in (what.READ_OF_FOREIGN, what.READ_OF_FREE, what.WRITE_BY_NON_OWNER):
-            if bad != NEVER and bad >= freed:
-                return BAD_WHATS[int(state.bad_what[slot])], bad
-            if freed != NEVER and name != what.WRITE_BY_NON_OWNER:
-                return "", freed
-        again = freed != NEVER and freed < event and int(state.free_by[slot]) == actor
-        if name == what.FREE_BY_NON_OWNER and again:
-            return "", freed
-        return name, event
+        earlier = None if freed in (NEVER, event) else freed
+        broken = BAD_WHATS[int(state.bad_what[slot])]
+        claims = bad != NEVER and self.custody.holds(slot, actor)
+        if name in _READS or name in _MATCHES:
+            if bad != NEVER and (bad >= freed or claims):
+                return broken, bad, earlier
+            if freed != NEVER and name in _READS:
+                return "", freed, None
+            return name, event, earlier
+        if name == what.WRITE_BY_NON_OWNER:
+            return (broken, bad, earlier) if claims else (name, event, earlier)
+        mine = earlier if int(state.free_by[slot]) == actor else None
+        if name == what.FREE_BY_NON_OWNER and mine is not None:
+            return "", mine, bad
+        return (name, event, mine) if bad == NEVER else (broken, bad, mine)

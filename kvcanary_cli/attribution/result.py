@@ -13,6 +13,7 @@ CERTAIN, PROBABLE, POSSIBLE = "certain", "probable", "possible"
 DOUBLE_ALLOC = "double_alloc"
 DOUBLE_FREE = "double_free"
 FREE_BY_NON_OWNER = "free_by_non_owner"
+OWN_BY_NON_OWNER = "own_by_non_owner"
 WRITE_BY_NON_OWNER = "write_by_non_owner"
 READ_OF_FOREIGN = "read_of_foreign"
 READ_OF_FREE = "read_of_free"
@@ -112,11 +113,13 @@ class Finding:
         confidence: ``certain``, ``probable`` or ``possible``.
         evidence: The facts, one sentence each.
         remedy: What to do.
-        blast_radius: Requests that read the damage.
+        blast_radius: Requests that read the damage while they ran.
         violations: How many violations belong to it.
         rank: Rank number of the trace it was found in, in a call with several traces.
         cause_rank: Rank that did otherwise, for ``rank_divergence``.
         facts: The scene when it was first seen; None for what only several ranks show.
+        last_event: ``i`` of the last forward or sweep that met its damage.
+        follows: ``i`` of events that, if they are another finding's cause, are this one's too.
     """
 
     id: str
@@ -142,3 +145,5 @@ class Finding:
     rank: int | None = None
     cause_rank: int | None = None
     facts: FindingFacts | None = None
+    last_event: int | None = None
+    follows: set[int] = field(default_factory=set)

@@ -169,6 +169,11 @@ class _Scene:
         writes, names = follower.lane(*self.lane), follower.names
         self._acts(writes.before_req, writes.before_step, writes.before_event, None)
         self._acts(writes.req, writes.step, writes.event, writes.kind)
+        for event in _events(writes.moved_event[slots]):
+            mine = slots[writes.moved_event[slots] == event]
+            copy = follower.context.copies.get(event)
+            via = "moved within the pool" if copy is None else copy.via
+            self.life.add(event, "move", None, mine, note=via)
         for event in _events(writes.read_event[slots]):
             mine = slots[writes.read_event[slots] == event]
             self.life.add(event, "verified", None, mine)
@@ -197,11 +202,13 @@ class _Scene:
         follower, slots = self.follower, self.slots
         for when in _events(event[slots]):
             mine = slots[event[slots] == when]
-            for code in np.unique(req[mine]).tolist():
-                some = mine[req[mine] == code]
+            moved = self.follower.lane(*self.lane).moved_event[mine] != NEVER
+            moved &= kind is not None
+            for code, away in {*zip(req[mine].tolist(), moved.tolist(), strict=True)}:
+                some = mine[(req[mine] == code) & (moved == away)]
                 first = int(some[0])
                 at = None if int(step[first]) == NOBODY else int(step[first])
-                what, note = "write", ""
+                what, note = "write", "elsewhere, moved here later" if away else ""
                 if kind is not None and kind[first] == BY_COPY:
                     copy = follower.context.copies.get(when)
                     what, note = "copy", copy.via if copy is not None else ""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvcanary_cli.abi.constants import FailReason, PoolKind, fail_reason_labels
+from kvcanary_cli.attribution import result as what
+from kvcanary_cli.attribution.book import ONE_STEP
 from kvcanary_cli.attribution.facts import (
     MAX_ENTRIES,
     MAX_LIFE,
@@ -38,6 +40,22 @@ if TYPE_CHECKING:
 # A trace with more findings than this has one story told many times.
 _MAX_FINDINGS = 500
 _HOW = ("nothing", "forward", "verify", "copy", "state")
+_ACCESS = {True: "read", False: "write"}
+# By what a broken rule was met.
+_RULE_ACCESS = {
+    what.DOUBLE_ALLOC: "alloc",
+    what.DOUBLE_FREE: "free",
+    what.FREE_BY_NON_OWNER: "free",
+    what.OWN_BY_NON_OWNER: "own",
+    what.WRITE_BY_NON_OWNER: "write",
+    what.READ_OF_FOREIGN: "read",
+    what.READ_OF_FREE: "read",
+    what.READ_BEFORE_WRITE: "read",
+    what.PUBLISH_OF_FREE: "publish",
+    what.MATCH_OF_FREE: "match",
+    what.MATCH_OF_FOREIGN: "match",
+    what.LEAK: "check",
+}
 
 
 @dataclass(slots=True)
@@ -54,7 +72,7 @@ class _Rows:
     prev: Ints
     bits: Ints
     row: int = -1
-    is_read: bool = True
+    access: str = "read"
 
     @classmethod
     def of(cls, finding: Finding, found: Sequence[ViolationChunk]) -> _Rows:
@@ -86,7 +104,7 @@ class _Rows:
             prev=column("prev_slot"),
             bits=np.concatenate(bits) if bits else np.empty(0, dtype=np.int64),
             row=int(row[0]) if len(row) else -1,
-            is_read=first is None or first.check == VERIFY,
+            access=_unshown(finding) if first is None else _ACCESS[first.check == VERIFY],
         )
 
 
@@ -135,26 +153,65 @@ class Snapshots:
 
     def note_broken_rules(self, forward: Forward | None = None) -> None:
         """Keep the scene of ownership findings that are new: they may become findings later."""
-        rules = self.follower.rules.findings
-        if len(rules) == self._rules_seen:
+        rules = self.follower.rules
+        if len(rules.findings) == self._rules_seen:
             return
-        for broken in rules[self._rules_seen : _MAX_FINDINGS]:
+        for k in range(self._rules_seen, min(len(rules.findings), _MAX_FINDINGS)):
+            broken = rules.findings[k]
             slots = np.array(broken.slots, dtype=np.int64)
             life = self._life("target", "FULL", slots, broken.actor, broken.owner)
             owner = "the free list" if broken.owner is None else f"owner {broken.owner}"
             life.add(broken.event, broken.what, broken.actor, slots, step=broken.step, note=owner)
-            facts = self._assemble(
+            facts = self._scene(
+                slots,
+                life,
                 event=broken.event,
                 step=broken.step,
                 forward=forward,
-                reader=broken.actor,
-                row=-1,
-                life=life,
-                slots=slots,
-                writes=self.follower.lane("target", "FULL"),
+                actor=broken.actor,
+                access=_RULE_ACCESS[broken.what],
             )
-            self._broken.setdefault(broken.event, []).append((frozenset(broken.slots), facts))
-        self._rules_seen = len(rules)
+            for event in {broken.event, *(root.event for root in rules.roots[k])}:
+                self._broken.setdefault(event, []).append((frozenset(broken.slots), facts))
+        self._rules_seen = len(rules.findings)
+
+    def note_read(self, cause: int, slots: Ints, reader: str | None, forward: Forward) -> None:
+        """Keep the scene of a read of ``slots`` that event ``cause`` made wrong."""
+        life = self._life("target", "FULL", slots, reader, None)
+        life.add(forward.event, "read", reader, slots, step=forward.step)
+        facts = self._scene(
+            slots,
+            life,
+            event=forward.event,
+            step=forward.step,
+            forward=forward,
+            actor=reader,
+            access="read",
+        )
+        self._broken.setdefault(cause, []).append((frozenset(slots.tolist()), facts))
+
+    def _scene(
+        self,
+        slots: Ints,
+        life: Life,
+        *,
+        event: int,
+        step: int | None,
+        forward: Forward | None,
+        actor: str | None,
+        access: str,
+    ) -> FindingFacts:
+        """The scene of a broken rule."""
+        return self._assemble(
+            event=event,
+            step=step,
+            forward=forward,
+            reader=actor,
+            row=-1,
+            life=life,
+            slots=slots,
+            access=access,
+        )
 
     def _noted(self, finding: Finding) -> FindingFacts | None:
         """The scene of the broken rule that a finding without violations stands for."""
@@ -190,9 +247,8 @@ class Snapshots:
             where.setdefault(slot, position)
         if rows.row >= 0:
             life.add_row(rows.row, where, forward, reader)
-        what = "read" if rows.is_read else "write"
         name = reader if reader is not None else "the prefix cache's sweep"
-        life.add(event, what, name, slots, step=step)
+        life.add(event, rows.access, name, slots, step=step)
         return self._assemble(
             event=event,
             step=step,
@@ -201,7 +257,7 @@ class Snapshots:
             row=rows.row,
             life=life,
             slots=slots,
-            writes=writes,
+            access=rows.access,
             rows=rows,
             entries=self._entries(finding, rows, writes, forward, slots),
             lane=(finding.worker, finding.pool_kind),
@@ -217,7 +273,7 @@ class Snapshots:
         row: int,
         life: Life,
         slots: Ints,
-        writes: Writes,
+        access: str,
         rows: _Rows | None = None,
         entries: tuple[EntryFact, ...] = (),
         lane: tuple[str, str] = ("target", "FULL"),
@@ -233,7 +289,7 @@ class Snapshots:
             reader=reader,
             row=table_row,
             prefix=prefix,
-            is_read=rows is None or rows.is_read,
+            access=access,
             reasons=() if rows is None else _reasons(rows.bits[~rows.seam]),
             entries=entries,
             entries_total=len(slots),
@@ -277,7 +333,7 @@ class Snapshots:
                     )
                 )
                 continue
-            if not rows.is_read and forward is not None:
+            if rows.access == "write" and forward is not None:
                 before = writer
                 writer = Act(finding.victim, forward.step, forward.event, "forward")
             entries.append(
@@ -304,7 +360,9 @@ class Snapshots:
         return [(int(t), int(p)) for t, p in get_rows(lane.group.k_head, slots)[:, :2].tolist()]
 
     def _last(self, writes: Writes, slot: int) -> Act:
-        return self._act(writes.req, writes.step, writes.event, slot, _HOW[int(writes.kind[slot])])
+        how, moved = _HOW[int(writes.kind[slot])], int(writes.moved_event[slot])
+        act = self._act(writes.req, writes.step, writes.event, slot, how)
+        return act if moved == NEVER else replace(act, moved=moved)
 
     def _before(self, writes: Writes, slot: int) -> Act:
         how = "nothing" if writes.before_event[slot] == NEVER else "forward"
@@ -320,6 +378,13 @@ class Snapshots:
             event=None if when == NEVER else when,
             how=how,
         )
+
+
+def _unshown(finding: Finding) -> str:
+    """How a finding was met that no violation shows."""
+    if finding.cls in ONE_STEP:
+        return "write"
+    return "check" if finding.cls == "payload_mutation" else "read"
 
 
 def _reasons(bits: Ints) -> tuple[tuple[str, int], ...]:

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from kvcanary_cli.attribution import result as what
 from kvcanary_cli.attribution.damage import Cause
-from kvcanary_cli.attribution.ownership import BAD_WHATS
 from kvcanary_cli.attribution.result import Culprit, RuledOut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from kvcanary_cli.attribution.ownership import OwnershipRules
+    from kvcanary_cli.attribution.ownership import OwnershipRules, Root
     from kvcanary_cli.attribution.result import Finding, OwnershipFinding
 
     Ints = NDArray[np.int64]
-    Add = Callable[[Cause, str | None, int | None, Ints, Ints], None]
+
+    class Add(Protocol):
+        """Takes a finding that no canary violation shows."""
+
+        def __call__(
+            self,
+            cause: Cause,
+            victim: str | None,
+            step: int | None,
+            slots: Ints,
+            positions: Ints,
+            *,
+            read: bool = True,
+        ) -> None: ...
+
 
 # Ownership rule to the class and sub-type that it stands for; None = the rule's own name.
 _CAUSES: dict[str, tuple[str, str | None]] = {
@@ -31,11 +44,28 @@ _CAUSES: dict[str, tuple[str, str | None]] = {
     what.READ_OF_FOREIGN: ("use_after_free", None),
     what.READ_OF_FREE: ("use_after_free", None),
     what.READ_BEFORE_WRITE: ("unwritten_read", "never_written_since_alloc"),
+    what.OWN_BY_NON_OWNER: ("double_alloc", None),
     what.PUBLISH_OF_FREE: ("prefix_index", None),
     what.MATCH_OF_FREE: ("prefix_index", "phantom_hit"),
     what.MATCH_OF_FOREIGN: ("prefix_index", "phantom_hit"),
 }
 _READS = frozenset({what.READ_OF_FOREIGN, what.READ_OF_FREE})
+_MET_BY_READING = _READS | {what.READ_BEFORE_WRITE}
+# Findings of these classes say that somebody's idea of its slots is wrong: what it does to those
+# slots by that idea follows from them. A fault of content or input misleads nobody.
+_MISLEADING = frozenset(
+    {
+        "use_after_free",
+        "double_alloc",
+        "late_write",
+        "transfer_race",
+        "prefix_index",
+        "stale_mapping",
+        "unwritten_read",
+        "bad_translation",
+        "key_aliasing",
+    }
+)
 
 
 def explain_unread(rules: OwnershipRules, findings: Sequence[Finding], add: Add) -> None:
@@ -43,52 +73,114 @@ def explain_unread(rules: OwnershipRules, findings: Sequence[Finding], add: Add)
 
     Args:
         rules: Holds the broken rules and what each goes back to.
-        findings: Those made from damaged content.
-        add: Takes cause, victim, step, slots and positions.
+        findings: Those made so far; what ``add`` takes appears there.
+        add: Takes cause, victim, step, slots and positions, and whether the victim read.
     """
-    explained = {slot for finding in findings for slot in finding.slots}
-    causes = {finding.cause_event for finding in findings}
-    for found, (root, event) in zip(rules.findings, rules.roots, strict=True):
-        slots = [slot for slot in found.slots if slot not in explained]
-        if not slots or found.what not in _CAUSES or event in causes:
+    shown = list(findings)
+    for found, roots in zip(rules.findings, rules.roots, strict=True):
+        if found.what not in _CAUSES:
             continue
-        add(
-            _cause(found, root, event),
-            _victim(found),
-            found.step,
-            np.array(slots, dtype=np.int64),
-            np.empty(0, dtype=np.int64),
-        )
+        for root in roots:
+            slots = [s for s in root.slots if not any(_covers(f, found, root, s) for f in shown)]
+            if not slots:
+                continue
+            unread = findings[len(shown) :]
+            first = next((f for f in unread if _same_root(f, found, root)), None)
+            if first is not None:
+                _follow(first, found, slots, rules)
+                continue
+            reads = found.what in _MET_BY_READING and _runs(found.actor, found, rules)
+            add(
+                _cause(found, root),
+                _victim(found, rules),
+                found.step,
+                np.array(slots, dtype=np.int64),
+                np.empty(0, dtype=np.int64),
+                read=reads,
+            )
 
 
-def _victim(found: OwnershipFinding) -> str | None:
+def _same_root(finding: Finding, found: OwnershipFinding, root: Root) -> bool:
+    """Whether a finding of an unread rule has the cause that ``found`` goes back to."""
+    if finding.cause_event is None:
+        return False
+    own_forward = found.step is not None and root.event == found.event
+    if root.event == finding.cause_event and not own_forward:
+        return True
+    parties = {finding.victim, finding.culprit.req, *finding.blast_radius}
+    return root.follows == finding.cause_event and found.actor in parties
+
+
+def _follow(
+    finding: Finding, found: OwnershipFinding, slots: list[int], rules: OwnershipRules
+) -> None:
+    """Add what a later broken rule tells of the same cause."""
+    finding.slots.update(slots)
+    finding.last_event = found.event
+    if finding.first_bad_step is None:
+        finding.first_bad_step = found.step
+    victim = _victim(found, rules)
+    if finding.victim is None:
+        finding.victim = victim
+    if found.what in _MET_BY_READING and victim is not None and _runs(victim, found, rules):
+        finding.blast_radius[victim] = None
+
+
+def _runs(req: str | None, found: OwnershipFinding, rules: OwnershipRules) -> bool:
+    """Whether ``req`` had not ended when the rule broke."""
+    ended = None if req is None else rules.ended.get(rules.names.code(req))
+    return ended is None or ended > found.event
+
+
+def _covers(finding: Finding, found: OwnershipFinding, root: Root, slot: int) -> bool:
+    """Whether a finding explains a broken rule at ``slot``."""
+    causes = {finding.cause_event, finding.corrupting_event} - {None}
+    if _same_root(finding, found, root):
+        return True
+    if slot not in finding.slots:
+        return False
+    if {root.event, root.follows, found.event} & causes:
+        return True
+    if finding.cls not in _MISLEADING or found.event < (finding.cause_event or found.event):
+        return False
+    parties = {finding.victim, finding.culprit.req, *finding.blast_radius}
+    return found.actor in parties or (found.what in _READS and found.owner in parties)
+
+
+def _victim(found: OwnershipFinding, rules: OwnershipRules) -> str | None:
     if found.what in _READS:
         return found.actor
-    return found.owner if found.owner != "tree" else None
+    if found.what == what.READ_BEFORE_WRITE:
+        return found.actor
+    if found.owner == "tree" or not _runs(found.owner, found, rules):
+        return None
+    return found.owner
 
 
-def _cause(found: OwnershipFinding, root: str, event: int) -> Cause:
+def _cause(found: OwnershipFinding, root: Root) -> Cause:
     cls, subtype = _CAUSES[found.what]
     if found.what == what.WRITE_BY_NON_OWNER and found.step is None:
         cls, subtype = "transfer_race", "copy_write_by_non_owner"
     elif found.what == what.WRITE_BY_NON_OWNER and found.actor is None:
         cls, subtype = "pad_or_dummy_write", "dummy_write"
-    if root in BAD_WHATS[1:]:
-        cls, subtype = "double_alloc", root
-    elif not root and found.what in _READS:
+    if root.what in _CAUSES and root.event != found.event:
+        cls, subtype = _CAUSES[root.what][0], root.what
+    elif not root.what and found.what in _READS:
         subtype = "freed_while_mapped"
     nobody = "a copy" if found.step is None else "a padding row"
     by = found.owner if found.what in _READS else found.actor
+    evidence = [
+        f"{found.what}: {found.actor or nobody} at event {found.event}, "
+        f"owner {found.owner or 'the free list'}"
+    ]
+    if found.what not in _MET_BY_READING:
+        evidence.append("no damaged content was read in this trace")
     return Cause(
         cls=cls,
         subtype=subtype or found.what,
-        cause_event=event,
+        cause_event=root.event,
         corrupting_event=None,
         culprit=Culprit(req=by, step=found.step, event=found.event),
         ruled_out=[RuledOut("not_corruption", f"{found.what} needs no hash")],
-        evidence=[
-            f"{found.what}: {found.actor or nobody} at event {found.event}, "
-            f"owner {found.owner or 'the free list'}",
-            "no damaged content was read in this trace",
-        ],
+        evidence=evidence,
     )

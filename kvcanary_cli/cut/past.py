@@ -81,7 +81,7 @@ class Past:
                 for code, is_known in zip(writes.req[slots].tolist(), known.tolist(), strict=True)
             ],
             "writer_step": np.where(known, writes.step[slots], -1).astype(np.int64),
-            "writer_event": writes.event[slots],
+            "writer_event": writes.came(slots),
             "writer_position": np.where(known, writes.true_position[slots], -1).astype(np.int64),
         }
         codes = np.where(known, writes.namespace[slots], 0)
@@ -112,7 +112,7 @@ class Past:
         since = state.since[slots]
         for (_worker, kind), writes in self.follower.writes.items():
             if kind == "FULL":
-                event = writes.event[slots]
+                event = writes.came(slots)
                 since = np.where(event == NEVER, since, np.minimum(since, event))
         return np.where(at == NEVER, since, at)
 

@@ -91,7 +91,7 @@ def _numbered(noun: str, numbers: set[int]) -> str:
 
 
 def _scene(finding: Finding, facts: FindingFacts) -> Iterator[tuple[str, str]]:
-    label, line = entries.accessed(facts)
+    label, line = entries.accessed(facts, finding.slots)
     if facts.entries or facts.reader is not None or facts.step is not None:
         yield label, line
     if facts.entries:
@@ -151,6 +151,8 @@ def _seam(finding: Finding, facts: FindingFacts | None) -> Iterator[tuple[str, s
 
 def _blast(finding: Finding) -> str:
     names = list(finding.blast_radius)
+    if not names and any("what it read is discarded" in text for text in finding.evidence):
+        return "no request that still ran read the damage in this trace"
     if not names:
         return "no request read the damage in this trace"
     since = "" if finding.first_bad_step is None else f" from step {finding.first_bad_step} on"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from kvcanary_cli.attribution.facts import MAX_ENTRIES
 from kvcanary_cli.report.words import count, ranges
 
 if TYPE_CHECKING:
@@ -17,18 +18,26 @@ _MAX_TOKENS = 12
 _MAX_GROUPS = 6
 
 
-def accessed(facts: FindingFacts) -> tuple[str, str]:
-    """Label and line of who read (or wrote) what, through which row, at which step."""
-    label = "READ" if facts.is_read else "WRITE"
-    who = "the prefix cache's sweep" if facts.reader is None else facts.reader
+def accessed(facts: FindingFacts, damaged: set[int]) -> tuple[str, str]:
+    """Label and line of who read, wrote, freed ... what, through which row, at which step.
+
+    Args:
+        facts: The scene.
+        damaged: Slots of the finding.
+    """
+    label = facts.access.upper()
+    who = _nobody(facts) if facts.reader is None else facts.reader
     details = [] if facts.row is None else [f"row {facts.row}"]
     if facts.mode is not None:
         details.append(facts.mode)
     if facts.prefix is not None:
         details.append(f"prefix {facts.prefix}")
     slots = {entry.slot for entry in facts.entries}
-    more = facts.entries_total - len(slots)
-    line = f"of {'slot' if facts.entries_total == 1 else 'slots'} {ranges(slots)}" if slots else ""
+    if not slots:
+        slots = set(sorted(damaged)[:MAX_ENTRIES])
+    total = facts.entries_total if facts.entries else len(damaged)
+    more = total - len(slots)
+    line = f"of {'slot' if total == 1 else 'slots'} {ranges(slots)}" if slots else ""
     line += f" and {more:,} more" if slots and more else ""
     line = f"{line} by {who}".strip()
     if details:
@@ -39,6 +48,15 @@ def accessed(facts: FindingFacts) -> tuple[str, str]:
     if facts.reasons:
         line += ": " + ", ".join(f"{name} x{times}" for name, times in facts.reasons)
     return label, line
+
+
+def _nobody(facts: FindingFacts) -> str:
+    """Who acted where no request did."""
+    if facts.access == "read":
+        return "the prefix cache's sweep"
+    if facts.access == "write":
+        return "a copy" if facts.step is None else "a padding row"
+    return "nobody that the trace names"
 
 
 def found(facts: FindingFacts) -> Iterator[str]:
@@ -109,4 +127,5 @@ def written(act: Act) -> str:
         return "there when the recording began"
     who = act.req if act.req is not None else "nobody that the trace names"
     step = "" if act.step is None else f" at step {act.step}"
-    return f"{_HOW[act.how]} {who}{step} (event {act.event})"
+    moved = "" if act.moved is None else f", moved here at event {act.moved}"
+    return f"{_HOW[act.how]} {who}{step} (event {act.event}){moved}"

@@ -18,6 +18,7 @@ _WHAT = {
     "lut": "translation of",
     "verified": "sound when read:",
     "state": "recording begins:",
+    "check": "fingerprints compared:",
 }
 # Lines of the timeline; the first and last halves are shown.
 _MAX_LINES = 24
@@ -56,9 +57,16 @@ def _line(event: LifeEvent, finding: Finding) -> str:
     return "  ".join([" ".join(words), *marks])
 
 
-_OF = {"alloc": "to", "match": "for", "end": "of", "row_release": "of", "transfer_begin": "for"}
+_OF = {
+    "alloc": "to",
+    "check": "of",
+    "match": "for",
+    "end": "of",
+    "row_release": "of",
+    "transfer_begin": "for",
+}
 _NO_CAUSE = frozenset({"read", "verified", "launch", "end"})
-_CORRUPTS = frozenset({"write", "copy", "map", "accept", "publish", "match"})
+_CORRUPTS = frozenset({"write", "copy", "move", "map", "accept", "publish", "match"})
 
 
 def slots_words(event: LifeEvent) -> str:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 def scene_dict(facts: FindingFacts) -> dict[str, Any]:
     """The facts; lists are bounded, and what they leave out is counted in ``*_total``."""
     return {
-        "access": "read" if facts.is_read else "write",
+        "access": facts.access,
         "event": facts.event,
         "step": facts.step,
         "forward_mode": facts.mode,
@@ -67,4 +67,5 @@ def scene_dict(facts: FindingFacts) -> dict[str, Any]:
 def _act(act: Act) -> dict[str, Any] | None:
     if act.event is None:
         return None
-    return {"req": act.req, "step": act.step, "event": act.event, "how": act.how}
+    told = {"req": act.req, "step": act.step, "event": act.event, "how": act.how}
+    return told if act.moved is None else told | {"moved_event": act.moved}

@@ -80,7 +80,7 @@ def _do(rules: OwnershipRules, event: int, act: Act) -> None:
         rules.write(slots, codes, event, event)
     else:
         # As if all had been written just before: only ownership counts here.
-        written = np.full(SLOTS + 1, event, dtype=np.int64)
+        written = np.full(len(slots), event, dtype=np.int64)
         rules.read(slots, codes, written, event, event)
 
 
@@ -141,7 +141,7 @@ def test_an_unwritten_slot_is_said_once() -> None:
     slots = np.array([2], dtype=np.int64)
     rules.alloc("A", slots, 1)
     readers = np.array([rules.names.code("A")], dtype=np.int32)
-    written = np.full(SLOTS + 1, NEVER, dtype=np.int64)
+    written = np.full(len(slots), NEVER, dtype=np.int64)
     for event in (2, 3):
         rules.read(slots, readers, written, event, event)
     assert [(f.what, f.event) for f in rules.findings] == [("read_before_write_since_alloc", 2)]

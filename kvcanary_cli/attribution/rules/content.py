@@ -65,7 +65,7 @@ class ContentFacts(Facts):
 
     def foreign_content(self, damage: Damage) -> Cause | None:
         """The slot holds another writer's content and nothing says how it changed hands."""
-        wrote = damage.writer_event()
+        wrote = damage.came_event()
         if damage.writes.kind[damage.slot] in (BY_NOTHING, BY_STATE):
             return None
         owner = int(self.state.owner[damage.slot])

@@ -61,5 +61,5 @@ class Facts:
     def window(self, damage: Damage) -> tuple[int, int]:
         """Events between which the bytes changed: last good look, first bad one."""
         slot, writes = damage.slot, damage.writes
-        last_good = max(int(writes.event[slot]), int(writes.read_event[slot]))
+        last_good = max(damage.came_event(), int(writes.read_event[slot]))
         return (damage.event if last_good == NEVER else last_good, damage.event)

@@ -18,7 +18,7 @@ class IndexFacts(Facts):
         if damage.pool_kind != "SWA":
             return None
         writes, slot = damage.writes, damage.slot
-        wrote, full = damage.writer_event(), damage.full_slot
+        wrote, full = damage.came_event(), damage.full_slot
         if writes.foreign[slot]:
             meant = int(writes.batch_row[slot])
             return self._mislanded(damage, meant, wrote, self.writer(damage))
@@ -79,6 +79,9 @@ class IndexFacts(Facts):
         if damage.row >= 0 and self.held_since(damage) > accept.event:
             # Cells that were set since name other slots: the accepted path is not to blame.
             return None
+        if int(writes.position[slot]) != int(writes.true_position[slot]) == damage.position:
+            # The verified rows stood at other positions than their tree says.
+            return None
         step = int(writes.step[slot])
         kept = damage.stored_token not in accept.tokens
         return Cause(
@@ -102,7 +105,7 @@ class IndexFacts(Facts):
         """Healthy content, reached through a cell that does not lead to it."""
         if damage.row < 0 or damage.kv_only:
             return None
-        held, wrote = self.held_since(damage), damage.writer_event()
+        held, wrote = self.held_since(damage), damage.came_event()
         if held == NEVER or held < wrote:
             return None
         victim = self.names.name(damage.victim)

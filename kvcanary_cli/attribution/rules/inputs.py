@@ -8,6 +8,7 @@ from kvcanary_cli.attribution.damage import Cause, Damage
 from kvcanary_cli.attribution.ledger import (
     BY_FORWARD,
     NOBODY,
+    TREE,
 )
 from kvcanary_cli.attribution.result import Culprit, RuledOut
 from kvcanary_cli.attribution.rules.facts import Facts
@@ -37,13 +38,16 @@ class InputFacts(Facts):
 
     def _position_misalign(self, damage: Damage) -> Cause | None:
         writes, slot = damage.writes, damage.slot
-        if int(writes.req[slot]) != damage.victim or damage.kv_only:
+        writer = int(writes.req[slot])
+        if writer < TREE or damage.kv_only:
+            return None
+        if writer != damage.victim and self.context.matched(damage.victim, slot) is None:
             return None
         written, belonged = int(writes.position[slot]), int(writes.true_position[slot])
         if NOBODY in (written, belonged) or written == belonged or belonged != damage.position:
             return None
         step = int(writes.step[slot])
-        return self.misaligned(damage.victim, damage.writer_event(), step, written - belonged)
+        return self.misaligned(writer, damage.writer_event(), step, written - belonged)
 
     def misaligned(self, req: int, event: int, step: int, offset: int) -> Cause:
         """The forward at ``event`` fed ``req`` positions that are ``offset`` off."""

@@ -6,17 +6,20 @@ from typing import TYPE_CHECKING
 
 from kvcanary_cli.attribution.damage import Cause, Damage, at_event, event_or_none
 from kvcanary_cli.attribution.ledger import (
+    BY_COPY,
     BY_STATE,
     NEVER,
     NOBODY,
     TREE,
     UNKNOWN,
 )
-from kvcanary_cli.attribution.result import Culprit, RuledOut
+from kvcanary_cli.attribution.result import POSSIBLE, Culprit, RuledOut
 from kvcanary_cli.attribution.rules.facts import Facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from kvcanary_cli.attribution.context import MapFact, Window
 
 
 class LifetimeFacts(Facts):
@@ -31,11 +34,12 @@ class LifetimeFacts(Facts):
             self._never_written,
             self._use_after_free,
             self._phantom_hit,
+            self._wrong_entry,
         )
 
     def _never_written(self, damage: Damage) -> Cause | None:
         state, slot, writes = self.state, damage.slot, damage.writes
-        wrote, allocated = damage.writer_event(), int(state.alloc_event[slot])
+        wrote, allocated = damage.came_event(), int(state.alloc_event[slot])
         if damage.kv_only or writes.kind[slot] == BY_STATE:
             return None
         if wrote != NEVER and (allocated == NEVER or wrote >= allocated):
@@ -57,6 +61,10 @@ class LifetimeFacts(Facts):
                 ],
                 evidence=[f"published at event {published}, before anyone wrote the slot"],
             )
+        return self._unwritten(damage, wrote, allocated)
+
+    def _unwritten(self, damage: Damage, wrote: int, allocated: int) -> Cause:
+        slot, writes, owner = damage.slot, damage.writes, int(self.state.owner[damage.slot])
         former = self.names.name(int(writes.req[slot]))
         forked = self.context.cow_event.get(slot, NEVER)
         culprit = Culprit(
@@ -66,40 +74,84 @@ class LifetimeFacts(Facts):
             details={"last_writer": former} if former is not None else {},
         )
         skipped = forked != NEVER
-        return Cause(
+        cause = Cause(
             cls="unwritten_read",
             subtype="copy_on_write_skipped" if skipped else "never_written_since_alloc",
             cause_event=forked if skipped else event_or_none(allocated),
             corrupting_event=None,
             culprit=culprit,
-            ruled_out=[
-                RuledOut("use_after_free", "the reader owns the slot; nobody wrote it since alloc")
-            ],
             evidence=[
                 f"slot {slot} allocated {at_event(allocated)}, no write and no copy since",
                 f"last written by {former}" if former is not None else "never written",
             ],
         )
+        whose = "the reader owns" if owner == damage.victim else f"{self.names.name(owner)} owns"
+        if owner > TREE:
+            text = f"{whose} the slot; nobody wrote it since alloc"
+            cause.ruled_out.append(RuledOut("use_after_free", text))
+        window = self.context.window_onto(slot, allocated)
+        if window is not None and not window.copies:
+            self._unseen_transfer(cause, window)
+        return cause
+
+    @staticmethod
+    def _unseen_transfer(cause: Cause, window: Window) -> None:
+        """A transfer said that it fills the slot, and no copy is recorded."""
+        if window.failed != NEVER:
+            cause.cls, cause.subtype = "transfer_mismatch", "failed_transfer_read"
+            cause.cause_event = cause.corrupting_event = window.failed
+            cause.culprit.details["transfer"] = window.key
+            cause.evidence.append(
+                f"transfer {window.key} was to fill it and failed at event {window.failed}"
+            )
+            return
+        cause.confidence = POSSIBLE
+        end = "never ended" if window.ended == NEVER else f"ended at event {window.ended}"
+        cause.evidence.append(
+            f"transfer {window.key} was to fill it (began at event {window.begun}, {end}), but no "
+            "copy of it is recorded: whether it brought the content, the trace does not show"
+        )
+        cause.ruled_out.append(
+            RuledOut("transfer_mismatch", "the trace has no copy whose content could be compared")
+        )
 
     def _recycled_row(self, damage: Damage) -> Cause | None:
-        """The row was given to another request while the victim's work still used it."""
+        """The row was given to another request while the work of the one before still used it."""
         if damage.row < 0 or damage.victim == TREE:
             return None
         facts = self.context.row(damage.row)
         released = facts.released_event
-        if released == NEVER or facts.released_by != damage.victim:
+        if released == NEVER:
             return None
         fact = facts.fact_after(released)
         writer = int(damage.writes.req[damage.slot])
-        if fact is None or writer == damage.victim:
+        if fact is None:
             return None
-        remapped = fact.event
+        if facts.released_by != damage.victim or writer == damage.victim:
+            return self._shared_row(damage, released, fact)
         # The row's new tenant; what it shares with others was written by them.
         taker = facts.taker(damage.victim, released)
         if fact.owner > TREE and fact.owner != damage.victim:
             taker = fact.owner
         elif taker == NOBODY:
             taker = writer
+        return self._recycled(damage, released, fact.event, taker)
+
+    def _shared_row(self, damage: Damage, released: int, fact: MapFact) -> Cause | None:
+        """Two requests run in the row: either reads what the other one mapped."""
+        facts = self.context.row(damage.row)
+        here = {req for req, at in facts.ran if at > released}
+        both = facts.released_by in here and len(here) > 1
+        known = self.context.recycled.get(damage.row) == released
+        if damage.victim not in here or damage.kv_only or not (both or known):
+            return None
+        if damage.victim == facts.released_by and self.held_since(damage) <= released:
+            return None
+        taker = fact.owner if fact.owner in here else facts.taker(facts.released_by, released)
+        return self._recycled(damage, released, fact.event, taker)
+
+    def _recycled(self, damage: Damage, released: int, remapped: int, taker: int) -> Cause:
+        self.context.recycled[damage.row] = released
         return Cause(
             cls="stale_mapping",
             subtype="row_recycled_in_flight",
@@ -112,10 +164,7 @@ class LifetimeFacts(Facts):
                 details={"req_table_row": damage.row},
             ),
             ruled_out=[
-                RuledOut(
-                    "use_after_free",
-                    f"slot {damage.slot} never belonged to the reader: its row moved, not its data",
-                )
+                RuledOut("use_after_free", "what the reader's row names moved, not its data")
             ],
             evidence=[
                 f"row {damage.row} released at event {released}, remapped at {remapped}",
@@ -125,7 +174,7 @@ class LifetimeFacts(Facts):
 
     def _use_after_free(self, damage: Damage) -> Cause | None:
         state, slot = self.state, damage.slot
-        freed, wrote = int(state.free_event[slot]), damage.writer_event()
+        freed, wrote = int(state.free_event[slot]), damage.came_event()
         held = self.held_since(damage)
         writer = int(damage.writes.req[slot])
         if freed == NEVER or held == NEVER or held > freed or writer == damage.victim:
@@ -140,13 +189,7 @@ class LifetimeFacts(Facts):
             cause_event=freed,
             corrupting_event=wrote if reused else None,
             culprit=self.writer(damage) if reused else Culprit(req=name, step=None, event=freed),
-            ruled_out=[
-                RuledOut("double_alloc", "exactly one owner at every event"),
-                RuledOut(
-                    "late_write",
-                    f"{self.names.name(writer)} owned slot {slot} when it wrote",
-                ),
-            ],
+            ruled_out=self._not_taken(damage),
             evidence=[
                 f"named by the reader since event {held}",
                 f"freed by {name} at event {freed} while still named",
@@ -155,6 +198,24 @@ class LifetimeFacts(Facts):
                 else "not written since",
             ],
         )
+
+    def _not_taken(self, damage: Damage) -> list[RuledOut]:
+        """Why the slot was not taken from its holder, as far as the trace shows it."""
+        state, slot = self.state, damage.slot
+        out = []
+        bad = int(state.bad_event[slot])
+        if bad == NEVER:
+            out.append(RuledOut("double_alloc", "exactly one owner at every event"))
+        elif bad > damage.came_event():
+            out.append(RuledOut("double_alloc", f"event {bad} broke a rule after the slot's write"))
+        else:
+            text = f"of what event {bad} broke only the writer's claim was left"
+            out.append(RuledOut("double_alloc", text))
+        name = self.names.name(int(damage.writes.req[slot]))
+        allocated = int(state.alloc_event[slot])
+        if name is not None and allocated != NEVER and not damage.writes.foreign[slot]:
+            out.append(RuledOut("late_write", f"{name} owned slot {slot} when it wrote"))
+        return out
 
     def _free_subtype(self, damage: Damage, freed: int) -> str:
         state, slot = self.state, damage.slot
@@ -188,5 +249,43 @@ class LifetimeFacts(Facts):
             evidence=[
                 f"entry {match.entry} matched at event {match.event}",
                 f"its slot {damage.slot} had been freed at event {freed}",
+            ],
+        )
+
+    def _wrong_entry(self, damage: Damage) -> Cause | None:
+        """A match led to sound content that is not what the request asked for."""
+        slot, writes = damage.slot, damage.writes
+        match = self.context.matched(damage.victim, slot)
+        writer = int(writes.req[slot])
+        if match is None or damage.kv_only or writer == damage.victim or damage.row < 0:
+            return None
+        if writes.kind[slot] == BY_COPY or writes.position[slot] != writes.true_position[slot]:
+            # What came wrongly from elsewhere, or was fed wrongly, is no fault of the index.
+            return None
+        if match.position(slot) != damage.position or damage.came_event() > match.event:
+            return None
+        theirs = (
+            (self.names.name(int(writes.namespace[slot])) or "") if writes.namespace[slot] else ""
+        )
+        theirs = theirs.removeprefix("namespace:") or match.published or ""
+        alias = bool(theirs) and match.namespace is not None and theirs != match.namespace
+        return Cause(
+            cls="key_aliasing" if alias else "prefix_index",
+            subtype="namespace" if alias else "wrong_entry",
+            cause_event=match.event,
+            corrupting_event=match.event,
+            culprit=self.writer(damage),
+            ruled_out=[
+                RuledOut("stale_mapping", f"cell {damage.position} names what the match gave"),
+                RuledOut("use_after_free", f"slot {slot} was not written since the match"),
+            ],
+            evidence=[
+                f"entry {match.entry} matched at event {match.event}, position {damage.position} "
+                f"from slot {slot}",
+                f"the slot holds position {damage.stored_position} of "
+                f"{self.names.name(writer) or 'another'}, written before",
+                f"published under {theirs}, matched under {match.namespace}"
+                if alias
+                else "the entry is not the prefix that the request's tokens ask for",
             ],
         )

@@ -12,7 +12,7 @@ from kvcanary_cli.attribution.ledger import (
     NEVER,
 )
 from kvcanary_cli.attribution.ownership import BAD_WHATS
-from kvcanary_cli.attribution.result import PROBABLE, Culprit, RuledOut
+from kvcanary_cli.attribution.result import PROBABLE, PUBLISH_OF_FREE, Culprit, RuledOut
 from kvcanary_cli.attribution.rules.facts import Facts
 
 if TYPE_CHECKING:
@@ -35,21 +35,29 @@ class OwnershipFacts(Facts):
     def _double_alloc(self, damage: Damage) -> Cause | None:
         state, slot = self.state, damage.slot
         bad = int(state.bad_event[slot])
-        wrote = damage.writer_event()
+        wrote = damage.came_event()
         if bad == NEVER or damage.pool_kind != "FULL":
             return None
         # Handed out again and not written since: the loser's own row is the proof.
         lost = int(state.alloc_event[slot]) >= bad and int(state.owner[slot]) != damage.victim
         if wrote < bad and not lost:
             return None
+        code = int(damage.writes.req[slot])
+        taken_by = int(state.owner[slot]) if wrote < bad else code
+        if not state.custody.contested(slot, taken_by):
+            # Only the writer has a claim: whatever the slot went through before, this is not it.
+            return None
+        if code == damage.victim and wrote >= bad and damage.stored_position == damage.position:
+            # The reader's own content, where it belongs: nobody else wrote it.
+            return None
         name = BAD_WHATS[int(state.bad_what[slot])]
-        writer = self.names.name(int(damage.writes.req[slot]))
+        writer = self.names.name(code)
         culprit = self.writer(damage)
         if wrote < bad:
             taker = self.names.name(int(state.owner[slot]))
             culprit = Culprit(req=taker, step=None, event=int(state.alloc_event[slot]))
         return Cause(
-            cls="double_alloc",
+            cls="prefix_index" if name == PUBLISH_OF_FREE else "double_alloc",
             subtype=name,
             cause_event=bad,
             corrupting_event=wrote if wrote >= bad else None,
@@ -57,8 +65,7 @@ class OwnershipFacts(Facts):
             ruled_out=[
                 RuledOut(
                     "use_after_free",
-                    f"the slot was given out twice by event {bad} ({name}); it was not freed by "
-                    "its owner",
+                    f"event {bad} ({name}) gave the slot a second holder; until then it had one",
                 )
             ],
             evidence=[
@@ -79,6 +86,8 @@ class OwnershipFacts(Facts):
         freed = int(state.free_event[slot])
         freed_by_writer = freed != NEVER and int(state.free_by[slot]) == writer and freed < wrote
         known = launched != NEVER and launched < freed
+        # Whoever goes on after its slots were taken away may do so for the cause that took them.
+        taken = not freed_by_writer and NEVER != freed < wrote
         name = self.names.name(writer)
         return Cause(
             cls="late_write",
@@ -99,6 +108,7 @@ class OwnershipFacts(Facts):
                 f"slot {slot} freed at event {freed}" if freed_by_writer else "not freed before",
                 f"{name} wrote it at event {wrote} without owning it",
             ],
+            follows=(freed,) if taken else (),
         )
 
     def _transfer_race(self, damage: Damage) -> Cause | None:
@@ -133,7 +143,7 @@ class OwnershipFacts(Facts):
     def _pad_or_dummy_write(self, damage: Damage) -> Cause | None:
         writes, slot = damage.writes, damage.slot
         pad = int(writes.pad_event[slot])
-        if not damage.kv_only or pad == NEVER or pad < damage.writer_event():
+        if not damage.kv_only or pad == NEVER or pad < damage.came_event():
             return None
         row = int(writes.pad_row[slot])
         former = self.context.batch_row_slot.get(row)

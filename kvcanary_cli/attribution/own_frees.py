@@ -1,0 +1,153 @@
+"""Reads of slots that the reading request itself gave back, while it still runs.
+
+A launched overrun of a request that ends looks the same and is no fault, so a reader is accused
+only if it goes on: it was given slots, or its work was queued, after the free, or it reads at a
+third step behind it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvcanary_cli.attribution.damage import Cause
+from kvcanary_cli.attribution.ledger import FREE, NEVER, TREE
+from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, Culprit, RuledOut
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from kvcanary_cli.attribution.follow import Follower
+    from kvcanary_cli.attribution.result import Finding
+    from kvcanary_cli.attribution.snapshot import Snapshots
+    from kvcanary_cli.replay.forwards import Forward
+
+    Ints = NDArray[np.int64]
+    Add = Callable[[Cause, str | None, int | None, Ints, Ints], None]
+
+# Steps behind a free within which a launched overrun may still read.
+_OVERRUN_STEPS = 2
+
+
+@dataclass(slots=True)
+class _Reads:
+    """What one request read of one of its own frees.
+
+    Attributes:
+        slots: Slot to position.
+        step: First step at which it is known to be no overrun, None so far.
+        proof: Why.
+        certain: Whether the trace proves it.
+        steps: How many steps read it.
+        last_step: The last of them.
+    """
+
+    slots: dict[int, int] = field(default_factory=dict)
+    step: int | None = None
+    proof: str = ""
+    certain: bool = False
+    steps: int = 0
+    last_step: int | None = None
+
+
+class OwnFreeReads:
+    """Collects them, and reports those that no other finding explains.
+
+    Args:
+        follower: The ledger.
+        snapshots: Keeps the scene.
+    """
+
+    def __init__(self, follower: Follower, snapshots: Snapshots) -> None:
+        self._follower, self._snapshots = follower, snapshots
+        self._reads: dict[tuple[int, int], _Reads] = {}
+
+    def note(
+        self, forward: Forward, slots: Ints, reader_rows: Ints, codes: NDArray[np.int32]
+    ) -> None:
+        """Look at what ``forward`` reads.
+
+        Args:
+            forward: The forward.
+            slots: [n] what its rows read, in their order.
+            reader_rows: [n] batch row of each.
+            codes: [bs] request of each batch row.
+        """
+        state, ended = self._follower.rules.state, self._follower.context.ended
+        mine = (state.owner[slots] == FREE) & (state.last_owner[slots] == codes[reader_rows])
+        mine &= (slots != 0) & (state.free_event[slots] != NEVER)
+        if not mine.any():
+            return
+        starts = np.cumsum(forward.prefix) - forward.prefix
+        for row in np.unique(reader_rows[mine]).tolist():
+            code = int(codes[row])
+            if code in ended:
+                continue
+            at = np.flatnonzero(mine & (reader_rows == row))
+            for freed in np.unique(state.free_event[slots[at]]).tolist():
+                some = at[state.free_event[slots[at]] == freed]
+                places = dict(zip(slots[some].tolist(), (some - starts[row]).tolist(), strict=True))
+                self._read(forward, code, freed, places)
+
+    def _read(self, forward: Forward, code: int, freed: int, places: dict[int, int]) -> None:
+        reads = self._reads.setdefault((code, freed), _Reads())
+        reads.steps += forward.step != reads.last_step
+        reads.last_step = forward.step
+        context = self._follower.context
+        launched = context.launches.get((code, forward.step), NEVER)
+        given = self._follower.rules.last_alloc.get(code, NEVER)
+        proof, certain = reads.proof, True
+        if launched > freed:
+            proof = f"its step {forward.step} was queued at event {launched}, after the free"
+        elif given > freed:
+            proof = f"it was given further slots at event {given}, after the free"
+        elif not proof and reads.steps > _OVERRUN_STEPS:
+            proof, certain = f"it read them at {reads.steps} steps behind the free", False
+        if not proof:
+            return
+        if reads.step is None:
+            reads.step, reads.proof, reads.certain = forward.step, proof, certain
+            slots = np.array(sorted(places), dtype=np.int64)
+            self._snapshots.note_read(freed, slots, self._follower.names.name(code), forward)
+        reads.slots.update(places)
+
+    def explain(self, findings: Sequence[Finding], add: Add) -> None:
+        """Report them; call it behind everything else that explains a read."""
+        for (code, freed), reads in self._reads.items():
+            name = self._follower.names.name(code)
+            if reads.step is None or any(_explains(f, freed, name, reads) for f in findings):
+                continue
+            slots = np.array(list(reads.slots), dtype=np.int64)
+            add(
+                Cause(
+                    cls="use_after_free",
+                    subtype="freed_while_mapped",
+                    cause_event=freed,
+                    corrupting_event=None,
+                    culprit=Culprit(req=name, step=None, event=freed),
+                    ruled_out=[
+                        RuledOut("not_corruption", f"no launched overrun: {reads.proof}"),
+                    ],
+                    confidence=CERTAIN if reads.certain else PROBABLE,
+                    evidence=[
+                        f"freed by {name} at event {freed} while its row still named them",
+                        f"{name} goes on: {reads.proof}",
+                        "nobody had been given them when it read: the content was still its own",
+                    ],
+                ),
+                name if code != TREE else None,
+                reads.step,
+                slots,
+                np.array(list(reads.slots.values()), dtype=np.int64),
+            )
+
+
+def _explains(finding: Finding, freed: int, reader: str | None, reads: _Reads) -> bool:
+    if freed in (finding.cause_event, finding.corrupting_event) or freed in finding.follows:
+        return True
+    parties = {finding.victim, finding.culprit.req}
+    return reader in parties and not finding.slots.isdisjoint(reads.slots)
