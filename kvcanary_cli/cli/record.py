@@ -17,8 +17,13 @@ EPILOG = (
     "Examples:\n\n"
     "  kvcanary record -o run.kvtrace -- python -m sglang.launch_server --model-path M\n\n"
     "  kvcanary record -o run.kvtrace --kv-hash partial --ring 2GiB -- python serve.py\n\n"
-    "Signals go to the server, and its exit status is this command's."
+    "  kvcanary record -o run.kvtrace --ring 10min --trigger canary --trigger signal -- "
+    "python serve.py\n\n"
+    "Signals go to the server (with --trigger signal SIGUSR2 does not), and its exit status is "
+    "this command's."
 )
+_TIME = re.compile(r"(\d+)\s*(s|sec|min|h)")
+_SECONDS = {"s": 1, "sec": 1, "min": 60, "h": 3600}
 _SIZE = re.compile(r"(\d+)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
@@ -38,6 +43,13 @@ class HashMode(StrEnum):
     all = "all"
 
 
+class TriggerName(StrEnum):
+    """What makes a ring be kept."""
+
+    signal = "signal"
+    canary = "canary"
+
+
 class RecordCommand(LaunchCommand):
     """A command whose ``--`` precedes the server's own command."""
 
@@ -53,6 +65,24 @@ def _bytes(text: str | None, option: str) -> int:
     number, unit, binary = match.groups()
     factor: int = (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " ")
     return int(number) * factor
+
+
+def _ring(text: str | None) -> tuple[int, int]:
+    """A ring's bytes and seconds, of which one is 0."""
+    if text is None:
+        return 0, 0
+    stripped = text.strip()
+    match = _TIME.fullmatch(stripped)
+    if match is not None:
+        return 0, int(match[1]) * _SECONDS[match[2]]
+    if re.fullmatch(r"\d+\s*m", stripped):
+        raise UsageError(
+            f"--ring {stripped}: minutes or megabytes?",
+            hint=f"write {stripped[:-1].strip()}min or {stripped[:-1].strip()}MB",
+        )
+    if _SIZE.fullmatch(stripped) is None:
+        raise UsageError(f"--ring must be a size or a time, found '{text}'", hint="2GiB, 10min")
+    return _bytes(stripped, "--ring"), 0
 
 
 def record(
@@ -83,7 +113,19 @@ def record(
     ] = None,
     ring: Annotated[
         str | None,
-        typer.Option("--ring", metavar="SIZE", help="Keep about the last SIZE of each rank."),
+        typer.Option(
+            "--ring",
+            metavar="SIZE|TIME",
+            help="Keep about the last 2GiB, or the last 10min, of each rank.",
+        ),
+    ] = None,
+    trigger: Annotated[
+        list[TriggerName] | None,
+        typer.Option(
+            "--trigger",
+            help="Keep the ring as it is on SIGUSR2, or when the engine's own canary reports "
+            "something, and go on in a new one (repeatable).",
+        ),
     ] = None,
     start_after: Annotated[
         int,
@@ -102,13 +144,16 @@ def record(
         )
     if os.path.lexists(output):
         raise UsageError(f"{output} exists already", hint="give another name, or remove it")
+    ring_bytes, ring_seconds = _ring(ring)
     options = RecordOptions(
         path=output,
         tokens=tokens.value,
         kv_hash=kv_hash.value,
         kv_hash_every=kv_hash_every,
         max_bytes=_bytes(max_bytes, "--max-bytes"),
-        ring_bytes=_bytes(ring, "--ring"),
+        ring_bytes=ring_bytes,
+        ring_seconds=ring_seconds,
+        triggers=tuple(name.value for name in trigger or ()),
         start_after=start_after,
     )
     status = run(command, options)

@@ -7,6 +7,7 @@ import os
 
 from kvcanary_cli.errors import KvCanaryError
 from kvcanary_cli.record.options import from_env
+from kvcanary_cli.record.triggers import SIGNAL, pull_on_signal
 
 log = logging.getLogger("kvcanary.record")
 
@@ -21,9 +22,14 @@ def attach() -> None:
         options = from_env(os.environ)
         if options is None:
             return
+        if SIGNAL in options.triggers:
+            # Here and not with the first trace: the signal would end a process without a handler.
+            pull_on_signal(options.path)
         from kvcanary_cli.record.sglang import watch as watch_sglang
+        from kvcanary_cli.record.vllm import watch as watch_vllm
 
         watch_sglang(options)
+        watch_vllm(options)
     except KvCanaryError as error:
         log.error("kvcanary: not recording: %s", error.message)
     except Exception:

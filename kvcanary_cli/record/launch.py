@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -11,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from kvcanary_cli.errors import UsageError
 from kvcanary_cli.record.options import to_env
+from kvcanary_cli.record.triggers import SIGNAL, TriggerFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kvcanary_cli.record.options import RecordOptions
+
+log = logging.getLogger("kvcanary.record")
 
 HOOK_FOLDER = Path(__file__).parent / "hook"
 _PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
@@ -27,6 +31,14 @@ def environment(options: RecordOptions, env: Mapping[str, str]) -> dict[str, str
     """``env`` with what makes every Python process below load the recorder."""
     paths = [str(HOOK_FOLDER), *env.get("PYTHONPATH", "").split(os.pathsep)]
     return {**env, **to_env(options), "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
+
+
+def _pull(path: str) -> None:
+    """SIGUSR2 came: tell every rank, whichever processes there are by now."""
+    try:
+        TriggerFile(Path(path)).pull(SIGNAL, f"SIGUSR2 to process {os.getpid()}")
+    except OSError as error:
+        log.warning("kvcanary: nothing is recorded yet that could be kept: %s", error)
 
 
 def run(command: Sequence[str], options: RecordOptions) -> int:
@@ -47,11 +59,14 @@ def run(command: Sequence[str], options: RecordOptions) -> int:
     waiting: list[int] = []
 
     def pass_on(number: int, _frame: Any) -> None:
-        if child is None:
+        if number in ours:
+            _pull(options.path)
+        elif child is None:
             waiting.append(number)
         elif child.poll() is None:
             child.send_signal(number)
 
+    ours = {signal.SIGUSR2} if SIGNAL in options.triggers else set()
     numbers = [getattr(signal, name) for name in _PASSED_ON if hasattr(signal, name)]
     before = {number: signal.signal(number, pass_on) for number in numbers}
     try:

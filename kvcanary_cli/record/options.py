@@ -17,6 +17,7 @@ ENV_OPTIONS = "KVCANARY_RECORD_OPTIONS"
 
 TOKENS = ("raw", "salted", "absent")
 KV_HASH = ("none", "partial", "all")
+TRIGGERS = ("signal", "canary")
 _QUEUE_BYTES = 256 << 20
 
 
@@ -29,8 +30,12 @@ class RecordOptions:
         tokens: ``raw``, ``salted`` (keyed hashes) or ``absent``.
         kv_hash: How much of a slot's KV bytes is fingerprinted: ``none``, ``partial``, ``all``.
         kv_hash_every: Fingerprint what is read in every n-th forward; what is written, in all.
-        max_bytes: Stop at this size of a rank's trace, 0 = never.
-        ring_bytes: Keep about the last so many bytes of a rank's trace, 0 = everything.
+        max_bytes: Stop at this size of a rank's trace, 0 = never. A ring goes on within it.
+        ring_bytes: Keep about the last so many bytes of a rank's trace, 0 = any number.
+        ring_seconds: Keep about the last so many seconds, 0 = any number. A ring is what has
+            either.
+        triggers: What makes a ring be kept: ``signal`` (SIGUSR2), ``canary`` (the engine's own
+            canary reports something).
         start_after: Forwards to let pass first.
         queue_bytes: Events that may wait for the disk; what comes on top is dropped.
 
@@ -44,6 +49,8 @@ class RecordOptions:
     kv_hash_every: int = 1
     max_bytes: int = 0
     ring_bytes: int = 0
+    ring_seconds: int = 0
+    triggers: tuple[str, ...] = ()
     start_after: int = 0
     queue_bytes: int = _QUEUE_BYTES
 
@@ -58,16 +65,32 @@ class RecordOptions:
             ("kv-hash-every", self.kv_hash_every, 1),
             ("max-bytes", self.max_bytes, 0),
             ("ring", self.ring_bytes, 0),
+            ("ring", self.ring_seconds, 0),
             ("start-after", self.start_after, 0),
             ("queue bytes", self.queue_bytes, 1),
         ):
             if type(number) is not int or number < least:
                 raise UsageError(f"--{name} must be a whole number from {least} on, found {number}")
+        unknown = [name for name in self.triggers if name not in TRIGGERS]
+        if unknown:
+            raise UsageError(
+                f"--trigger must be one of {', '.join(TRIGGERS)}, found '{unknown[0]}'"
+            )
+        if self.triggers and not self.is_ring:
+            raise UsageError(
+                "--trigger says when a ring is kept, and there is no ring",
+                hint="give --ring 2GiB or --ring 10min as well, or leave --trigger out",
+            )
         if not self.path.endswith(".kvtrace"):
             raise UsageError(
                 f"{self.path}: the name of a recording ends in .kvtrace",
                 hint="for example -o run.kvtrace",
             )
+
+    @property
+    def is_ring(self) -> bool:
+        """Whether only the end of the recording is kept."""
+        return bool(self.ring_bytes or self.ring_seconds)
 
 
 def to_env(options: RecordOptions) -> dict[str, str]:
@@ -95,4 +118,7 @@ def from_env(env: Mapping[str, str]) -> RecordOptions | None:
         raise UsageError(
             f"{ENV_OPTIONS} must be a JSON object with keys from {', '.join(sorted(known))}"
         )
-    return RecordOptions(path=path, **values)
+    triggers = values.pop("triggers", ())
+    if not isinstance(triggers, list | tuple):
+        raise UsageError(f"{ENV_OPTIONS}: 'triggers' must be a list, found {triggers!r}")
+    return RecordOptions(path=path, triggers=tuple(triggers), **values)

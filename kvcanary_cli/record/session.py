@@ -5,12 +5,14 @@ from __future__ import annotations
 import atexit
 import logging
 import time
+from collections import deque
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kvcanary_cli.record.sink import Group, Sink
+from kvcanary_cli.record.sink import KEPT_RINGS, MAX_REASON, SEAL_INTERVAL_S, Group, Sink
 from kvcanary_cli.record.tokens import TokenCoder, key_path, load_key
+from kvcanary_cli.record.triggers import SIGNAL, Trigger, pull_on_signal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +25,9 @@ Event = dict[str, Any]
 #: What an event takes beside its arrays.
 _EVENT_BYTES = 400
 _SAY_DROPPED_EVERY_S = 60.0
+_WRITE_S = 0.2
+#: A canary that reports in every step says the same thing: its first report keeps the ring.
+_TRIGGER_REST_S = 10.0
 
 
 class State(Protocol):
@@ -84,6 +89,11 @@ class Session:
         self._new_part = False
         self._skip_steps = options.start_after
         self._said_dropped = 0.0
+        self._triggers: deque[Trigger] = deque()
+        self._kept_at = float("-inf")
+        self._said_enough = False
+        if SIGNAL in options.triggers:
+            pull_on_signal(options.path)
         self._sink = Sink(folder, _trace_name(header), self._header_of, options)
         atexit.register(self.close)
 
@@ -95,6 +105,8 @@ class Session:
             "chain": "splitmix64-mix3",
             "tokens": self.tokens.mode,
             "created_at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            # What a segment takes to be written comes on top of the interval between two.
+            "seal_interval_s": round(SEAL_INTERVAL_S + _WRITE_S, 3),
             **self._header,
         }
         if later_part or self._starts_mid_run:
@@ -136,24 +148,70 @@ class Session:
             if not self._skip_steps:
                 self._retell(gap=False)
             return
+        triggers = self._due_triggers()
         if not self._events:
             return
         events, new_part = self._events, self._new_part
+        keeps = bool(triggers) and self._may_keep()
         for k, event in enumerate(events, self._i):
             event["i"] = k
         self._i += len(events)
-        taken = self._sink.offer(Group(events, self._cost, new_part))
+        taken = self._sink.offer(Group(events, self._cost, new_part, keeps))
         self._events, self._cost = [], 0
-        if taken:
-            self._new_part = False
-            if self._sink.part_due:
-                self._new_part = True
-                self._retell(gap=False)
+        if not taken:
+            self._triggers.extendleft(reversed(triggers))
+            self.dropped_steps += 1
+            self.dropped_events += len(events)
+            self._say_dropped()
+            self._retell(gap=not new_part)
             return
-        self.dropped_steps += 1
-        self.dropped_events += len(events)
-        self._say_dropped()
-        self._retell(gap=not new_part)
+        self._new_part = keeps or self._sink.part_due
+        if keeps:
+            self._kept_at = time.monotonic()
+        if self._new_part:
+            self._retell(gap=False)
+
+    def trigger(self, by: str, text: str = "", *, wait_s: float = 0.0) -> None:
+        """Keep the ring as it is after this step, here and in the other ranks.
+
+        An adapter calls it when the engine's own canary reports something. Without ``--trigger``
+        for ``by`` nothing happens. May be called from any thread.
+
+        Args:
+            by: ``canary``, or ``signal``.
+            text: What was reported, in the engine's words.
+            wait_s: Give up the step at hand here, and wait so long for the disk: for an engine
+                that ends itself right after. Only on the thread that emits.
+        """
+        if not self.active or by not in self.options.triggers:
+            return
+        trigger = self._sink.pull(by, text)
+        if trigger is not None:
+            self._triggers.append(trigger)
+        if wait_s:
+            self.commit()
+            self._sink.settle(wait_s)
+
+    def _due_triggers(self) -> list[Trigger]:
+        """Triggers that came since the last step, each told as an event of this one."""
+        while (heard := self._sink.heard()) is not None:
+            self._triggers.append(heard)
+        due = []
+        while self._triggers:
+            trigger = self._triggers.popleft()
+            due.append(trigger)
+            self.emit(trigger.event)
+        return due
+
+    def _may_keep(self) -> bool:
+        if time.monotonic() - self._kept_at < _TRIGGER_REST_S:
+            return False
+        if self._sink.kept_rings < KEPT_RINGS:
+            return True
+        if not self._said_enough:
+            self._said_enough = True
+            log.warning("kvcanary: %d rings are kept already: the ring goes on", KEPT_RINGS)
+        return False
 
     def _retell(self, *, gap: bool) -> None:
         for state in self._states:
@@ -175,7 +233,7 @@ class Session:
             return
         log.error("kvcanary: recording ends, the server runs on", exc_info=error)
         self._events.append(
-            {"kind": "recording_ended", "reason": f"{type(error).__name__}: {error}"[:500]}
+            {"kind": "recording_ended", "reason": f"{type(error).__name__}: {error}"[:MAX_REASON]}
         )
         self.commit()
         self.active = False

@@ -13,6 +13,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvcanary_cli.record.triggers import Trigger, TriggerFile
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -28,6 +30,10 @@ _SEAL_IDLE_S = 0.3
 _POLL_S = 0.1
 #: A ring of two parts keeps between half of what was asked for and all of it.
 _RING_PARTS = 2
+#: Rings of one rank that triggers may keep: a canary that reports on and on must not fill the disk.
+KEPT_RINGS = 4
+#: Characters of the reason that ``recording_ended`` gives.
+MAX_REASON = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +44,13 @@ class Group:
         events: In order, with ``i``.
         cost_bytes: About what they take in memory.
         new_part: Whether a new trace begins with them, which they hold all state for.
+        keeps: Whether the ring is kept as it is behind them; the next group begins a new part.
     """
 
     events: list[dict[str, Any]]
     cost_bytes: int
     new_part: bool = False
+    keeps: bool = False
 
 
 class Sink:
@@ -50,6 +58,7 @@ class Sink:
 
     Attributes:
         failure: Why writing has ended, or None.
+        kept_rings: How often the ring was kept.
     """
 
     def __init__(
@@ -68,17 +77,24 @@ class Sink:
             options: Sizes.
         """
         self.failure: str | None = None
+        self.kept_rings = 0
         self._folder, self._name = folder, name
         self._header_of, self._options = header_of, options
         self._queue: deque[Group] = deque()
         self._queued_bytes = 0
         self._lock = threading.Lock()
         self._wake = threading.Event()
+        self._settled = threading.Event()
         self._closing = False
-        self._part_due = False
+        self._part_full = False
+        self._part_began = time.monotonic()
         self._parts: list[Path] = []
         self._part_number = 0
         self._part_bytes = self._sealed_segments = 0
+        self._last_i = -1
+        self._file = TriggerFile(folder) if options.triggers else None
+        self._heard: deque[Trigger] = deque()
+        self._writer: FolderWriter | None = None
         self._thread = threading.Thread(target=self._run, name="kvcanary-record", daemon=True)
         self._thread.start()
 
@@ -90,14 +106,38 @@ class Sink:
                 return False
             self._queue.append(group)
             self._queued_bytes += group.cost_bytes
+            self._settled.clear()
             if group.new_part:
-                self._part_due = False
+                self._part_full = False
+                self._part_began = time.monotonic()
         return True
 
     @property
     def part_due(self) -> bool:
         """Whether the next group should begin a new part of the ring."""
-        return self._part_due
+        seconds = self._options.ring_seconds
+        if seconds and time.monotonic() - self._part_began >= seconds / _RING_PARTS:
+            return True
+        return self._part_full
+
+    def pull(self, by: str, text: str) -> Trigger | None:
+        """Tell the other ranks of a trigger; None if the file system refuses."""
+        if self._file is None:
+            return None
+        try:
+            return self._file.pull(by, text)
+        except OSError as error:
+            log.warning("kvcanary: other ranks are not told of the trigger: %s", error)
+            return Trigger(by, text, self._file.origin)
+
+    def heard(self) -> Trigger | None:
+        """The next trigger that another rank or a signal told of."""
+        return self._heard.popleft() if self._heard else None
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until all that was handed over is on disk; whether it is."""
+        self._wake.set()
+        return self._settled.wait(timeout_s)
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Write what is queued and finish the trace."""
@@ -110,34 +150,42 @@ class Sink:
     # The writer's thread.
 
     def _run(self) -> None:
-        writer: FolderWriter | None = None
         try:
-            writer = self._open()
-            sealed_at = written_at = time.monotonic()
-            unsealed = False
-            while True:
-                closing = self._closing
-                group = self._take()
-                if group is not None:
-                    if group.new_part:
-                        _finish(writer)
-                        writer = self._open()
-                    for event in group.events:
-                        writer.write_event(event)
-                    unsealed, written_at = True, time.monotonic()
-                now = time.monotonic()
-                due = now - sealed_at >= SEAL_INTERVAL_S or now - written_at >= _SEAL_IDLE_S
-                if unsealed and (due or (closing and group is None)):
-                    writer.seal()
-                    self._measure(self._parts[-1])
-                    sealed_at, unsealed = now, False
-                if group is None:
-                    if closing:
-                        break
-                    self._wake.wait(_POLL_S)
-            _finish(writer)
+            self._open()
+            self._write()
         except Exception as error:
             self._fail(error)
+
+    def _write(self) -> None:
+        sealed_at = written_at = listened_at = time.monotonic()
+        unsealed = False
+        while True:
+            closing = self._closing
+            group = self._take()
+            if group is not None:
+                self._write_group(group)
+                unsealed, written_at = not group.keeps, time.monotonic()
+            now = time.monotonic()
+            due = now - sealed_at >= SEAL_INTERVAL_S or now - written_at >= _SEAL_IDLE_S
+            hurry = group is None and (closing or self._wake.is_set())
+            if unsealed and (due or hurry) and self._writer is not None:
+                self._writer.seal()
+                self._measure(self._parts[-1])
+                sealed_at, unsealed = now, False
+            if self._file is not None and now - listened_at >= _POLL_S:
+                self._heard.extend(self._file.fresh())
+                listened_at = now
+            if group is None:
+                if closing:
+                    break
+                with self._lock:
+                    if not self._queue and not unsealed:
+                        self._settled.set()
+                        self._wake.clear()
+                self._wake.wait(_POLL_S)
+        if self._writer is not None:
+            _finish(self._writer)
+        self._settled.set()
 
     def _take(self) -> Group | None:
         with self._lock:
@@ -147,22 +195,48 @@ class Sink:
             self._queued_bytes -= group.cost_bytes
             return group
 
-    def _open(self) -> FolderWriter:
+    def _write_group(self, group: Group) -> None:
+        if group.new_part:
+            if self._writer is not None:
+                _finish(self._writer)
+            self._open()
+        assert self._writer is not None
+        for event in group.events:
+            self._writer.write_event(event)
+            self._last_i = event["i"]
+        if group.keeps:
+            _finish(self._writer)
+            self._writer = None
+            self._keep()
+
+    def _keep(self) -> None:
+        """Give the ring's parts names of their own, which nothing removes any more."""
+        number = 1
+        while any(self._folder.glob(f"{self._name}.kept{number}.*")):
+            number += 1
+        for part in self._parts:
+            rest = part.name.removeprefix(self._name)
+            target = part.with_name(f"{self._name}.kept{number}{rest}")
+            part.rename(target)
+            log.warning("kvcanary: %s: the ring is kept", target)
+        self._parts.clear()
+        self.kept_rings += 1
+
+    def _open(self) -> None:
         from kvcanary_cli.trace.folder_writer import FolderWriter
         from kvcanary_cli.trace.header import parse_header
 
         self._folder.mkdir(parents=True, exist_ok=True)
-        first = not self._parts
+        later = self._part_number > 0
         target = self._free_name()
-        header = parse_header(self._header_of(not first), str(target))
-        writer = FolderWriter(target, header, live=True)
+        header = parse_header(self._header_of(later), str(target))
+        self._writer = FolderWriter(target, header, live=True)
         self._parts.append(target)
         self._part_bytes = self._sealed_segments = 0
-        while self._options.ring_bytes and len(self._parts) > _RING_PARTS:
+        while self._options.is_ring and len(self._parts) > _RING_PARTS:
             from kvcanary_cli.trace.writer import remove
 
             remove(self._parts.pop(0))
-        return writer
 
     def _free_name(self) -> Path:
         """A name that no earlier recording has: none is ever overwritten."""
@@ -180,10 +254,12 @@ class Sink:
             self._part_bytes += segment.stat().st_size
             self._sealed_segments += 1
         options = self._options
-        if options.ring_bytes and self._part_bytes >= options.ring_bytes // _RING_PARTS:
-            self._part_due = True
-        if options.max_bytes and self._part_bytes >= options.max_bytes:
-            raise _SizeReached(f"{part} has reached --max-bytes {options.max_bytes}")
+        if options.is_ring:
+            sizes = [size for size in (options.ring_bytes, options.max_bytes) if size]
+            if sizes and self._part_bytes >= min(sizes) // _RING_PARTS:
+                self._part_full = True
+        elif options.max_bytes and self._part_bytes >= options.max_bytes:
+            raise _SizeReached(f"--max-bytes {options.max_bytes} is reached")
 
     def _fail(self, error: Exception) -> None:
         with self._lock:
@@ -193,12 +269,33 @@ class Sink:
         self.failure = str(error) or type(error).__name__
         if isinstance(error, _SizeReached):
             log.warning("kvcanary: recording ends: %s", self.failure)
+            self._last_word(self.failure)
         else:
-            log.error(
-                "kvcanary: recording ends, the server runs on: %s: %s",
-                type(error).__name__,
-                self.failure,
-            )
+            reason = f"{type(error).__name__}: {self.failure}"
+            log.error("kvcanary: recording ends, the server runs on: %s", reason)
+            self._last_word(reason)
+        self._settled.set()
+
+    def _last_word(self, reason: str) -> None:
+        """Say in the trace why it ends here, if it can still be written to."""
+        if self._writer is None:
+            return
+        event = {"kind": "recording_ended", "i": self._last_i + 1, "reason": reason[:MAX_REASON]}
+        try:
+            self._writer.write_event(event)
+            _finish(self._writer)
+        except Exception:
+            self._short_word(event)
+
+    def _short_word(self, event: dict[str, Any]) -> None:
+        """The last word without what is held back: on a full disk, that makes room for it."""
+        assert self._writer is not None
+        try:
+            self._writer.drop_unsealed()
+            self._writer.write_event(event)
+            _finish(self._writer)
+        except Exception as error:
+            log.warning("kvcanary: the trace does not say that it ended early: %s", error)
 
 
 class _SizeReached(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 KEY_BYTES = 32
+#: How long a rank waits for the one that makes the key: it writes right after it has the name.
+KEY_WAIT_S = 2.0
+_KEY_POLL_S = 0.01
 _MASK = (1 << 63) - 1
 
 
@@ -31,26 +35,33 @@ def load_key(path: Path) -> bytes:
         InputError: There is something else at that place.
         OSError: The file system refuses.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    if not path.exists():
-        temporary.unlink(missing_ok=True)
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        # Of several ranks that start at once, one gets the name; the others read what it writes.
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return _existing_key(path)
+    key = secrets.token_bytes(KEY_BYTES)
+    try:
         with os.fdopen(handle, "wb") as file:
-            file.write(secrets.token_bytes(KEY_BYTES))
-        try:
-            # Of several ranks that start at once, one wins; all read what it wrote.
-            os.link(temporary, path)
-        except FileExistsError:
-            pass
-        finally:
-            temporary.unlink()
-    key = path.read_bytes()
-    if len(key) != KEY_BYTES:
-        raise InputError(
-            f"{path}: expected the {KEY_BYTES} bytes of a recording's key, found {len(key)}",
-            hint="give the recording another name, or move that file away",
-        )
+            file.write(key)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
     return key
+
+
+def _existing_key(path: Path) -> bytes:
+    deadline = time.monotonic() + KEY_WAIT_S
+    while True:
+        key = path.read_bytes()
+        if len(key) == KEY_BYTES:
+            return key
+        if len(key) > KEY_BYTES or time.monotonic() > deadline:
+            raise InputError(
+                f"{path}: expected the {KEY_BYTES} bytes of a recording's key, found {len(key)}",
+                hint="give the recording another name, or move that file away",
+            )
+        time.sleep(_KEY_POLL_S)
 
 
 class TokenCoder:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvcanary_cli.trace.manifest import Manifest, SegmentEntry, segment_name, unfinished_name
 from kvcanary_cli.trace.pt_writer import PtPacker, save
+from kvcanary_cli.trace.segment import SegmentBuilder
 from kvcanary_cli.trace.writer import (
     TraceWriter,
     move_into_place,
@@ -56,6 +57,12 @@ class FolderWriter(TraceWriter):
         self.flush()
         if self._packer.events:
             self._seal()
+
+    def drop_unsealed(self) -> None:
+        """Forget what is held back, and what was half written of it when a seal failed."""
+        self._builder = SegmentBuilder()
+        self._packer = PtPacker(self.header)
+        remove(self._folder / unfinished_name(len(self._manifest.segments)))
 
     def _seal(self) -> None:
         number = len(self._manifest.segments)

@@ -8,6 +8,7 @@ from kvcanary_cli.trace.fields import printable
 
 _MAX_GAPS = 100
 _SHOWN_GAPS = 3
+_REASON_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,8 @@ class TraceNotes:
         if self.ended is not None:
             out.append(
                 f"the recording ended early, at event i={self.ended.event}: "
-                f"{printable(self.ended.reason)}: what the server did from there on is not known"
+                f"{printable(self.ended.reason, _REASON_CHARS)}: "
+                "what the server did from there on is not known"
             )
         elif self.still_recording:
             out.append(f"the recorder has not closed this trace: {self._unclosed()}")

@@ -27,11 +27,10 @@ HEADER = {
 class Toy:
     """Decodes one request token by token, recorded."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, *, rank: int = 0, **options: Any) -> None:
         options.setdefault("tokens", "raw")
-        self.session = Session(
-            RecordOptions(path=str(folder / "run.kvtrace"), **options), dict(HEADER)
-        )
+        header = {**HEADER, "rank": {"tp": rank, "pp": 0, "dp": 0}}
+        self.session = Session(RecordOptions(path=str(folder / "run.kvtrace"), **options), header)
         self.table = np.zeros((ROWS, ROW_LEN), dtype=np.int32)
         self.ledger, self.shadow = Ledger(SLOTS + 1), TableShadow(self.table)
         self.session.add_state(self.ledger)
@@ -66,14 +65,20 @@ class Toy:
         self.steps += 1
 
 
+def _number(path: Path) -> int:
+    words = [word for word in path.name.split(".") if not word.startswith("kept")]
+    return int(words[1]) if len(words) == 3 else 1
+
+
 def parts(folder: Path) -> list[Path]:
-    """The traces of a recording, in order."""
+    """The traces of a recording that no trigger has kept, in order."""
+    every = (folder / "run.kvtrace").glob("*.kvtrace")
+    return sorted((path for path in every if ".kept" not in path.name), key=_number)
 
-    def number(path: Path) -> int:
-        words = path.name.split(".")
-        return int(words[1]) if len(words) == 3 else 1
 
-    return sorted((folder / "run.kvtrace").glob("*.kvtrace"), key=number)
+def kept(folder: Path, rank: str = "tp0") -> list[Path]:
+    """Those that a trigger has kept."""
+    return sorted((folder / "run.kvtrace").glob(f"{rank}-*.kept*.kvtrace"), key=_number)
 
 
 def events(trace: Path) -> list[dict[str, Any]]:

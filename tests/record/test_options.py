@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvcanary_cli.cli.record import _bytes, _ring
 from kvcanary_cli.errors import UsageError
-from kvcanary_cli.record.options import KV_HASH, TOKENS, RecordOptions, from_env, to_env
+from kvcanary_cli.record.options import (
+    KV_HASH,
+    TOKENS,
+    TRIGGERS,
+    RecordOptions,
+    from_env,
+    to_env,
+)
 
 
 @given(
@@ -21,7 +29,9 @@ from kvcanary_cli.record.options import KV_HASH, TOKENS, RecordOptions, from_env
         kv_hash=st.sampled_from(KV_HASH),
         kv_hash_every=st.integers(1, 9),
         max_bytes=st.integers(0, 1 << 40),
-        ring_bytes=st.integers(0, 1 << 40),
+        ring_bytes=st.integers(1, 1 << 40),
+        ring_seconds=st.integers(0, 1 << 20),
+        triggers=st.lists(st.sampled_from(TRIGGERS), unique=True).map(tuple),
         start_after=st.integers(0, 99),
         queue_bytes=st.integers(1, 1 << 30),
     )
@@ -52,6 +62,9 @@ def test_the_path_alone_is_enough() -> None:
         {"kv_hash": "some"},
         {"kv_hash_every": 0},
         {"ring_bytes": -1},
+        {"ring_seconds": 0.5},
+        {"ring_bytes": 1, "triggers": ("luck",)},
+        {"triggers": ("signal",)},
         {"start_after": 1.5},
     ],
 )
@@ -60,7 +73,36 @@ def test_values_out_of_range_are_refused(bad: dict[str, Any]) -> None:
         RecordOptions(**{"path": "run.kvtrace", **bad})
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"unknown": 1}'])
+@pytest.mark.parametrize(
+    ("text", "ring"),
+    [
+        ("512MiB", (512 << 20, 0)),
+        ("2 GB", (2_000_000_000, 0)),
+        ("1000", (1000, 0)),
+        ("5M", (5_000_000, 0)),
+        ("10min", (0, 600)),
+        ("30s", (0, 30)),
+        ("30 sec", (0, 30)),
+        ("2h", (0, 7200)),
+        (None, (0, 0)),
+    ],
+)
+def test_a_ring_is_a_size_or_a_time(text: str | None, ring: tuple[int, int]) -> None:
+    assert _ring(text) == ring
+
+
+@pytest.mark.parametrize("text", ["10m", "5 m", "-1s", "1.5h", "many", "", "10minutes"])
+def test_other_rings_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--ring"):
+        _ring(text)
+
+
+def test_a_size_is_no_time() -> None:
+    with pytest.raises(UsageError, match="--max-bytes"):
+        _bytes("10min", "--max-bytes")
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"unknown": 1}', '{"triggers": 1}'])
 def test_a_broken_environment_is_refused(text: str) -> None:
     env = {"KVCANARY_RECORD": "/x/run.kvtrace", "KVCANARY_RECORD_OPTIONS": text}
     with pytest.raises(UsageError, match="KVCANARY_RECORD_OPTIONS"):

@@ -113,6 +113,52 @@ def test_max_bytes_ends_the_recording(tmp_path: Path, monkeypatch: pytest.Monkey
     written = steps(trace)
     assert written == list(range(len(written)))
     assert len(written) < at_end + 1
+    # The trace says so itself, and was closed in order.
+    last = events(trace)[-1]
+    assert last["kind"] == "recording_ended"
+    assert "--max-bytes 30000" in last["reason"]
+    assert _manifest(trace)["complete"]
+    coverage = replay(trace).replay.coverage
+    assert coverage.ended_at_event == last["i"]
+    assert any("ended early" in note and "--max-bytes" in note for note in coverage.notes)
+
+
+def test_a_ring_of_minutes_begins_anew_by_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(sink.time, "monotonic", lambda: now[0])
+    toy = Toy(tmp_path, ring_seconds=60)
+    for _ in range(10):
+        toy.step()
+        toy.session._sink.settle(60)
+        now[0] += 10.0
+    toy.session.close()
+    # A part is full half the time behind its first step; of steps 0-3, 4-7, 8-9 the last two stay.
+    assert [steps(trace) for trace in parts(tmp_path)] == [[4, 5, 6, 7], [8, 9]]
+
+
+def test_a_ring_of_minutes_stays_within_max_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink, "SEAL_INTERVAL_S", 0.0)
+    toy = Toy(tmp_path, ring_seconds=3600, max_bytes=300_000)
+    while toy.session._sink._part_number < 4:
+        toy.step()
+        toy.session._sink.settle(60)
+    assert toy.session.active
+    toy.session.close()
+    assert len(parts(tmp_path)) <= 2
+
+
+def test_a_trace_that_was_not_closed_says_what_a_kill_costs(tmp_path: Path) -> None:
+    toy = Toy(tmp_path)
+    toy.step()
+    toy.session._sink.settle(60)
+    (trace,) = parts(tmp_path)
+    (note,) = [n for n in replay(trace).replay.coverage.notes if "has not closed" in n]
+    assert "at most the last 1 s of events" in note
+    toy.session.close()
 
 
 def test_start_after_skips_and_tells_the_state_then(tmp_path: Path) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import stat
+import subprocess
+import sys
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcanary_cli.errors import InputError
+from kvcanary_cli.record import tokens
 from kvcanary_cli.record.tokens import KEY_BYTES, TokenCoder, key_path, load_key
 
 if TYPE_CHECKING:
@@ -55,8 +60,59 @@ def test_the_key_lies_beside_the_recording_for_its_owner_only(tmp_path: Path) ->
     assert [p.name for p in tmp_path.iterdir()] == ["run.kvtrace.key"]
 
 
-def test_a_foreign_file_at_the_keys_place_is_refused(tmp_path: Path) -> None:
+_RANK = """
+import sys
+from pathlib import Path
+from kvcanary_cli.record.tokens import load_key
+sys.stdin.readline()
+print(load_key(Path(sys.argv[1])).hex())
+"""
+
+
+def test_ranks_that_start_at_once_share_one_key(tmp_path: Path) -> None:
     path = tmp_path / "run.kvtrace.key"
-    path.write_text("notes")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", _RANK, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(4)
+    ]
+    for rank in ranks:
+        assert rank.stdin is not None
+        rank.stdin.write("go\n")
+        rank.stdin.flush()
+    keys = {rank.communicate(timeout=60)[0] for rank in ranks}
+    assert keys == {path.read_bytes().hex() + "\n"}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_no_link_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        raise OSError("links are not supported here")
+
+    for name in ("link", "symlink", "rename", "replace"):
+        monkeypatch.setattr(os, name, refuse)
+    assert len(load_key(tmp_path / "k")) == KEY_BYTES
+
+
+def test_a_key_that_is_still_being_written_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "k"
+    path.touch(mode=0o600)
+    writer = threading.Timer(0.2, path.write_bytes, (b"x" * KEY_BYTES,))
+    writer.start()
+    assert load_key(path) == b"x" * KEY_BYTES
+    writer.join()
+
+
+@pytest.mark.parametrize("content", ["notes", "n" * (KEY_BYTES + 1), ""])
+def test_a_foreign_file_at_the_keys_place_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    monkeypatch.setattr(tokens, "KEY_WAIT_S", 0.0)
+    path = tmp_path / "run.kvtrace.key"
+    path.write_text(content)
     with pytest.raises(InputError, match=r"run\.kvtrace\.key"):
         load_key(path)
