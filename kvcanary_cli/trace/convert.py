@@ -56,6 +56,7 @@ def convert(
         UsageError: The target's name does not fit.
     """
     reader = open_trace(source)
+    reader.wants_sha256 = False
     name = str(target)
     events = 0
     try:

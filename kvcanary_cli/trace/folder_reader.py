@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
 from kvcanary_cli.trace.errors import DamagedTraceError, TraceError
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
 class FolderReader(TraceReader):
     """A folder as it was when it was opened; segments that come later are not seen."""
 
+    _reads_ahead = True
+
     def __init__(self, folder: Path) -> None:
         super().__init__(str(folder))
         self._folder = folder
@@ -53,6 +54,7 @@ class FolderReader(TraceReader):
         self._entries = [*self._manifest.segments, *self._unlisted()]
         self.notes.still_recording = not self._manifest.complete
         self.notes.seal_interval_s = self.header.seal_interval_s
+        self._torn: list[TornSegment] = []
         self.bytes_total = sum(self._size(entry) for entry in self._entries)
 
     def _unlisted(self) -> list[SegmentEntry]:
@@ -85,8 +87,12 @@ class FolderReader(TraceReader):
         path = self._folder / entry.file
         return path.stat().st_size if path.is_file() else 0
 
+    def _note_end(self) -> None:
+        self.notes.torn += self._torn
+
     def _located_segments(self) -> Iterator[LocatedSegment]:
         self.bytes_read = 0
+        self._torn = []
         for number, entry in enumerate(self._entries):
             stored = self._load(entry, last=number == len(self._entries) - 1)
             if stored is not None:
@@ -110,7 +116,7 @@ class FolderReader(TraceReader):
             events = entry.events
             if events is None:
                 events = _events_before_tear(path)
-            self.notes.torn.append(TornSegment(entry.file, events, error.what))
+            self._torn.append(TornSegment(entry.file, events, error.what))
             return None
         if dict(stored.header.raw) != self._manifest.header:
             raise TraceError(
@@ -131,17 +137,11 @@ class FolderReader(TraceReader):
         path = self._folder / unfinished_name(number)
         events = _events_before_tear(path)
         if events is not None:
-            self.notes.torn.append(TornSegment(path.name, events, "it was not finished"))
+            self._torn.append(TornSegment(path.name, events, "it was not finished"))
 
-    def sha256(self) -> str:
-        digest = hashlib.sha256(self._manifest_bytes)
-        for entry in self._entries:
-            path = self._folder / entry.file
-            if path.is_file():
-                with path.open("rb") as file:
-                    while chunk := file.read(1 << 20):
-                        digest.update(chunk)
-        return digest.hexdigest()
+    def _digested(self) -> tuple[list[Path], bytes]:
+        paths = [self._folder / entry.file for entry in self._entries]
+        return [path for path in paths if path.is_file()], self._manifest_bytes
 
 
 def _events_before_tear(path: Path) -> int | None:

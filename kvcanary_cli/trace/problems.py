@@ -46,26 +46,28 @@ class Problems:
         if self.event is None or event < self.event:
             self.event, self.what = int(event), what
 
+    def merge(self, other: Problems) -> None:
+        """Take the other's problem if it is at an earlier event."""
+        if other.event is not None:
+            self.add(other.event, other.what)
+
 
 class KindView:
-    """One kind's table, and a way to report its rows as events.
-
-    Attributes:
-        events: [rows] position in the segment of each of the table's rows.
-    """
+    """One kind's table, and a way to report its rows as events."""
 
     def __init__(self, segment: Segment, kind: str, problems: Problems) -> None:
         self.segment = segment
         self.kind = kind
         self.table: Table = segment.tables[kind]
-        self.events = np.flatnonzero(segment.kind == segment.kind_names.index(kind))
         self._problems = problems
+        self._lengths: dict[str, NDArray[np.int64]] = {}
 
     def column(self, name: str) -> Column | None:
         return self.table.columns.get(name)
 
     def fail(self, row: int, what: str) -> None:
-        self._problems.add(int(self.events[row]), f"'{self.kind}' {what}")
+        events = np.flatnonzero(self.segment.kind == self.segment.kind_names.index(self.kind))
+        self._problems.add(int(events[row]), f"'{self.kind}' {what}")
 
     def fail_first(self, bad: NDArray[np.bool_], what: Callable[[int], str]) -> int | None:
         """Report the first row of ``bad`` ([rows] or shorter); ``what`` gets that row.
@@ -81,11 +83,17 @@ class KindView:
 
     def lengths(self, name: str) -> NDArray[np.int64]:
         """[rows] items of list field ``name``; 0 where an event lacks it."""
+        known = self._lengths.get(name)
+        if known is None or len(known) != self.table.rows:
+            known = self._lengths[name] = self._count_items(name)
+        return known
+
+    def _count_items(self, name: str) -> NDArray[np.int64]:
         column = self.column(name)
         if column is None:
             return np.zeros(self.table.rows, dtype=np.int64)
         assert column.offsets is not None
-        return np.diff(column.offsets).astype(np.int64)
+        return column.offsets[1:] - column.offsets[:-1]
 
     def present(self, name: str) -> NDArray[np.bool_]:
         """[rows] whether the event has field ``name``."""
@@ -107,7 +115,10 @@ class KindView:
             ignore: [values] values that may be anything, or None.
         """
         column = self.column(name)
-        if column is None:
+        if column is None or not len(column.values):
+            return
+        # Two passes without a copy; nearly always that is all.
+        if int(column.values.min()) >= bounds.low and int(column.values.max()) <= bounds.high:
             return
         bad = (column.values < bounds.low) | (column.values > bounds.high)
         if column.offsets is None and column.present is not None:
@@ -137,8 +148,13 @@ class KindView:
         want = self.lengths(first)
         rows = []
         for name in others:
+            column = self.column(name)
+            if column is None:
+                continue
             have = self.lengths(name)
-            bad = (have != want) & self.present(name)
+            bad = have != want
+            if column.present is not None:
+                bad &= column.present
             row = self.fail_first(bad, _length_text(first, want, name, have))
             if row is not None:
                 rows.append(row)

@@ -15,18 +15,22 @@ from kvcanary_cli.trace.header import TraceHeader, parse_header
 from kvcanary_cli.trace.jsonl import parse_text
 from kvcanary_cli.trace.located import LocatedSegment
 from kvcanary_cli.trace.pt_file import load_dictionary
-from kvcanary_cli.trace.pt_slices import StoredColumn, StoredTable, cut_segment
-from kvcanary_cli.trace.reader import TraceReader, file_sha256
+from kvcanary_cli.trace.pt_slices import Cutter, StoredColumn, StoredTable
+from kvcanary_cli.trace.reader import TraceReader
 from kvcanary_cli.trace.schema import COMMON_FIELDS, FORMAT, KINDS, MAX_KINDS, FieldType
 from kvcanary_cli.trace.segment import EXTRA, MAX_SEGMENT_EVENTS, MAX_SEGMENT_VALUES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
 
 _HINT = "write the trace again with `kvcanary trace convert`"
+#: After so many values, some 64 MiB of the file, its pages are given back.
+_RELEASE_VALUES = 16 << 20
+#: Offsets are checked so many at a time.
+_CHECKED_AT_ONCE = 1 << 20
 
 
 @dataclass(slots=True)
@@ -41,6 +45,7 @@ class StoredTrace:
         index: [events] the events' ``i``.
         strings: UTF-8 text of all strings.
         string_offsets: [strings + 1].
+        release: Gives the pages of the map back that were read.
     """
 
     name: str
@@ -50,6 +55,7 @@ class StoredTrace:
     index: NDArray[Any]
     strings: NDArray[np.uint8]
     string_offsets: NDArray[Any]
+    release: Callable[[], None]
 
     def segments(self) -> Iterator[LocatedSegment]:
         """Cut the trace into segments; only one is held widened at a time.
@@ -57,41 +63,18 @@ class StoredTrace:
         Raises:
             TraceError: A column is inconsistent.
         """
-        cursor = dict.fromkeys(self.tables, 0)
-        start = 0
+        cutter = Cutter(self)
+        start = read = 0
         while start < len(self.kind):
-            count = self._fitting(start, cursor)
-            segment = cut_segment(self, start, start + count, cursor)
+            segment, values = cutter.cut(MAX_SEGMENT_EVENTS, MAX_SEGMENT_VALUES)
+            read += values
+            if read >= _RELEASE_VALUES:
+                self.release()
+                read = 0
             yield LocatedSegment(segment, _place(self.name, start, segment.index))
-            start += count
-        for kind, table in self.tables.items():
-            if cursor[kind] != table.rows:
-                raise TraceError(
-                    f"{self.name}, column kind",
-                    f"names {cursor[kind]} events of kind '{kind}', its table has {table.rows}",
-                    hint=_HINT,
-                )
-
-    def _fitting(self, start: int, cursor: dict[str, int]) -> int:
-        """How many events from ``start`` on make one segment of bounded size."""
-        kind = self.kind[start : start + MAX_SEGMENT_EVENTS]
-        values = np.ones(len(kind), dtype=np.int64)
-        for code, (name, table) in enumerate(self.tables.items()):
-            mine = np.flatnonzero(kind == code)
-            first = cursor[name]
-            if first + len(mine) > table.rows:
-                raise TraceError(
-                    f"{self.name}, column kind",
-                    f"names more events of kind '{name}' than its table has ({table.rows})",
-                    hint=_HINT,
-                )
-            for column in table.columns.values():
-                if column.offsets is None:
-                    values[mine] += 1
-                else:
-                    ends = column.offsets[first : first + len(mine) + 1].astype(np.int64)
-                    values[mine] += np.diff(ends)
-        return max(1, int(np.searchsorted(np.cumsum(values), MAX_SEGMENT_VALUES)))
+            start += len(segment)
+            del segment
+        cutter.check_end()
 
 
 def _place(name: str, start: int, index: NDArray[np.int64]) -> Any:
@@ -100,6 +83,8 @@ def _place(name: str, start: int, index: NDArray[np.int64]) -> Any:
 
 class PtReader(TraceReader):
     """A ``.pt`` file."""
+
+    _reads_ahead = True
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
@@ -118,8 +103,8 @@ class PtReader(TraceReader):
             self.bytes_read = self.bytes_total * done // max(1, len(self._trace.kind))
             yield located
 
-    def sha256(self) -> str:
-        return file_sha256(self._path)
+    def _digested(self) -> tuple[list[Path], bytes]:
+        return [self._path], b""
 
 
 def load_stored(path: Path) -> StoredTrace:
@@ -129,7 +114,8 @@ def load_stored(path: Path) -> StoredTrace:
         TraceError: It is damaged, unsafe, or not of this format or version.
     """
     name = str(path)
-    take = _Taker(name, load_dictionary(path))
+    loaded = load_dictionary(path)
+    take = _Taker(name, loaded.values)
     if take.state.get(layout.FORMAT_KEY) != FORMAT:
         raise TraceError(
             name,
@@ -157,7 +143,9 @@ def load_stored(path: Path) -> StoredTrace:
     tables = _tables(take)
     if len(kind) and not (int(kind.min()) >= 0 and int(kind.max()) < len(tables)):
         raise take.fail(layout.KIND_KEY, f"codes from 0 to {len(tables) - 1}")
-    return StoredTrace(name, header, tables, kind, index, strings, string_offsets)
+    release = loaded.archive.release
+    release()
+    return StoredTrace(name, header, tables, kind, index, strings, string_offsets, release)
 
 
 def check_offsets(where: str, offsets: NDArray[Any], rows: int, values: int) -> None:
@@ -178,9 +166,10 @@ def check_offsets(where: str, offsets: NDArray[Any], rows: int, values: int) -> 
             f"its offsets run from {offsets[0]} to {offsets[-1]}, expected 0 to {values}",
             hint=_HINT,
         )
-    # Offsets are small beside the values that they cut; one pass over them costs no copy of those.
-    if bool((offsets[1:] < offsets[:-1]).any()):
-        raise TraceError(where, "its offsets go back, expected them to grow", hint=_HINT)
+    for at in range(0, rows, _CHECKED_AT_ONCE):
+        some = offsets[at : at + _CHECKED_AT_ONCE + 1]
+        if bool((some[1:] < some[:-1]).any()):
+            raise TraceError(where, "its offsets go back, expected them to grow", hint=_HINT)
 
 
 class _Taker:

@@ -1,4 +1,4 @@
-"""Cut one segment out of a stored trace: wide columns, and a string table of its own."""
+"""Cut segments off a stored trace: wide columns, and a string table for each segment."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _HINT = "write the trace again with `kvcanary trace convert`"
 _CODED = (FieldType.STR, FieldType.STRS, FieldType.JSON)
+_UNSEEN = -2
 _WIDE: dict[FieldType, Any] = {
     FieldType.INT: np.int64,
     FieldType.INTS: np.int64,
@@ -48,12 +49,27 @@ class StoredTable:
 
 
 class _Strings:
-    """The string table of one segment, filled with what its columns name."""
+    """The string table of each segment in turn, filled with what its columns name."""
 
     def __init__(self, trace: StoredTrace) -> None:
-        self._trace = trace
-        self._codes: dict[int, int] = {NULL_CODE: NULL_CODE}
+        self._bytes = memoryview(trace.strings.data)
+        self._offsets = trace.string_offsets
+        # By code of the file: code in this segment. One more cell, at -1, stands for null.
+        self._mine = np.full(max(1, len(self._offsets)), _UNSEEN, dtype=np.int32)
+        self._mine[NULL_CODE] = NULL_CODE
+        self._named: list[NDArray[np.int64]] = []
+        # Neighbouring segments name the same requests, so the last one's texts are kept.
+        self._texts: dict[int, str] = {}
+        self._last_texts: dict[int, str] = {}
         self.texts: list[str] = []
+
+    def begin(self) -> None:
+        """Start the table of the next segment."""
+        for codes in self._named:
+            self._mine[codes] = _UNSEEN
+        self._named = []
+        self._last_texts, self._texts = self._texts, {}
+        self.texts = []
 
     def add(self, text: str) -> int:
         self.texts.append(text)
@@ -67,64 +83,171 @@ class _Strings:
         Raises:
             TraceError: A code is out of range, or its text is not UTF-8 or not JSON.
         """
-        unique, inverse = np.unique(codes, return_inverse=True)
-        offsets = self._trace.string_offsets
-        low, high = NULL_CODE if nulls else 0, len(offsets) - 2
-        if len(unique) and not (low <= int(unique[0]) and int(unique[-1]) <= high):
-            wrong = int(unique[0]) if int(unique[0]) < low else int(unique[-1])
+        if not len(codes):
+            return np.zeros(0, dtype=np.int32)
+        smallest, largest = int(codes.min()), int(codes.max())
+        low, high = NULL_CODE if nulls else 0, len(self._offsets) - 2
+        if not (low <= smallest and largest <= high):
+            wrong = smallest if smallest < low else largest
             raise TraceError(
                 where, f"names string {wrong}, expected {low} to {high} (its strings)", hint=_HINT
             )
-        mine = np.array([self._code(c, where) for c in unique.tolist()], dtype=np.int32)
+        translated: NDArray[np.int32] = self._mine.take(codes)
+        unseen = translated == _UNSEEN
+        if unseen.any():
+            self._name(_distinct(codes[unseen], smallest, largest), where)
+            translated = self._mine.take(codes)
         if as_json:
-            for code in mine.tolist():
+            for code in np.unique(translated).tolist():
                 parse_text(self.texts[code], where)
-        translated: NDArray[np.int32] = mine[inverse.reshape(-1)] if len(mine) else mine
         return translated
 
-    def _code(self, code: int, where: str) -> int:
-        known = self._codes.get(code)
-        if known is None:
-            start, end = (int(x) for x in self._trace.string_offsets[code : code + 2])
-            try:
-                text = bytes(self._trace.strings[start:end]).decode("utf-8", "surrogatepass")
-            except UnicodeDecodeError:
-                raise TraceError(where, f"string {code} is not UTF-8", hint=_HINT) from None
-            known = self._codes[code] = self.add(text)
-        return known
+    def _name(self, codes: NDArray[np.int64], where: str) -> None:
+        """Give codes that are new in this segment a place in its table."""
+        first = len(self.texts)
+        starts, ends = self._offsets[codes].tolist(), self._offsets[codes + 1].tolist()
+        for code, start, end in zip(codes.tolist(), starts, ends, strict=True):
+            text = self._last_texts.get(code)
+            if text is None:
+                try:
+                    text = str(self._bytes[start:end], "utf-8", "surrogatepass")
+                except UnicodeDecodeError:
+                    raise TraceError(where, f"string {code} is not UTF-8", hint=_HINT) from None
+            self._texts[code] = text
+            self.texts.append(text)
+        self._mine[codes] = np.arange(first, len(self.texts), dtype=np.int32)
+        self._named.append(codes)
 
 
-def cut_segment(trace: StoredTrace, start: int, stop: int, cursor: dict[str, int]) -> Segment:
-    """Cut events [start, stop) out of a trace.
+def _distinct(codes: NDArray[Any], low: int, high: int) -> NDArray[np.int64]:
+    """The distinct ones of ``codes``, which lie in [low, high], sorted."""
+    if high - low > 8 * len(codes):
+        return np.unique(codes).astype(np.int64)
+    is_there = np.zeros(high - low + 1, dtype=np.bool_)
+    is_there[codes.astype(np.int64) - low] = True
+    return np.flatnonzero(is_there) + low
+
+
+class Cutter:
+    """Cuts the segments of a stored trace off, one after another.
 
     Args:
         trace: The stored trace.
-        start: First event.
-        stop: Behind the last one.
-        cursor: Kind to its first row not yet cut; moved on.
-
-    Raises:
-        TraceError: A column of these events is inconsistent.
     """
-    kind = trace.kind[start:stop].astype(np.int16)
-    row = np.zeros(stop - start, dtype=np.int32)
-    strings = _Strings(trace)
-    tables = {}
-    for code, (name, stored) in enumerate(trace.tables.items()):
-        mine = kind == code
-        count = int(mine.sum())
-        if not count:
-            continue
-        row[mine] = np.arange(count, dtype=np.int32)
-        first = cursor[name]
-        columns = {
-            field_name: _cut_column(trace.name, name, field_name, column, first, count, strings)
-            for field_name, column in stored.columns.items()
-        }
-        tables[name] = Table(count, _known_columns(name, columns, count, strings, trace.name))
-        cursor[name] = first + count
-    index = trace.index[start:stop].astype(np.int64)
-    return Segment(strings.texts, list(trace.tables), kind, index, row, tables)
+
+    def __init__(self, trace: StoredTrace) -> None:
+        self._trace = trace
+        self._strings = _Strings(trace)
+        self._cursor = dict.fromkeys(trace.tables, 0)
+        self._start = 0
+        self._last = 0
+
+    def cut(self, max_events: int, max_values: int) -> tuple[Segment, int]:
+        """Cut off as many events as make one segment of bounded size, one at least.
+
+        Args:
+            max_events: Events of a segment.
+            max_values: Values of a segment, list items counted one by one.
+
+        Returns:
+            The segment, widened, and about how many values it has.
+
+        Raises:
+            TraceError: A column of these events is inconsistent.
+        """
+        trace = self._trace
+        kind, mine, values = self._fitting(max_events, max_values)
+        row = np.empty(len(kind), dtype=np.int32)
+        self._strings.begin()
+        tables = {}
+        for name, events in mine.items():
+            count, first, stored = len(events), self._cursor[name], trace.tables[name]
+            row[events] = np.arange(count, dtype=np.int32)
+            columns = {
+                field_name: _cut_column(
+                    trace.name, name, field_name, column, first, count, self._strings
+                )
+                for field_name, column in stored.columns.items()
+            }
+            tables[name] = Table(
+                count, _known_columns(name, columns, count, self._strings, trace.name)
+            )
+            self._cursor[name] = first + count
+        stop = self._start + len(kind)
+        index = trace.index[self._start : stop].astype(np.int64)
+        self._start, self._last = stop, len(kind)
+        texts = self._strings.texts
+        return Segment(texts, list(trace.tables), kind.astype(np.int16), index, row, tables), values
+
+    def _fitting(
+        self, max_events: int, max_values: int
+    ) -> tuple[NDArray[Any], dict[str, NDArray[np.int64]], int]:
+        """The events that the next segment takes.
+
+        Returns:
+            Their kinds; kind to where its events stand among them; their values.
+        """
+        # Events are as large as their neighbours, mostly, so few more are looked at than fit.
+        for window in sorted({min(max_events, 2 * self._last + 64), max_events}):
+            kind = self._trace.kind[self._start : self._start + window]
+            mine = self._by_kind(kind)
+            values = self._value_count(mine, len(kind))
+            if values >= max_values:
+                break
+        fits, too_many = 1, len(kind) + 1
+        if values < max_values:
+            fits = len(kind)
+        while too_many - fits > 1 and fits < len(kind):
+            middle = (fits + too_many) // 2
+            if self._value_count(mine, middle) < max_values:
+                fits = middle
+            else:
+                too_many = middle
+        if fits < len(kind):
+            mine = {name: at[: int(at.searchsorted(fits))] for name, at in mine.items()}
+            mine = {name: at for name, at in mine.items() if len(at)}
+        return kind[:fits], mine, self._value_count(mine, fits)
+
+    def _by_kind(self, kind: NDArray[Any]) -> dict[str, NDArray[np.int64]]:
+        mine = {}
+        for code, (name, table) in enumerate(self._trace.tables.items()):
+            events = np.flatnonzero(kind == code)
+            if self._cursor[name] + len(events) > table.rows:
+                raise TraceError(
+                    f"{self._trace.name}, column kind",
+                    f"names more events of kind '{name}' than its table has ({table.rows})",
+                    hint=_HINT,
+                )
+            if len(events):
+                mine[name] = events
+        return mine
+
+    def _value_count(self, mine: dict[str, NDArray[np.int64]], events: int) -> int:
+        """Values of the first ``events`` events, each itself counted as one."""
+        values = events
+        for name, at in mine.items():
+            first, count = self._cursor[name], int(at.searchsorted(events))
+            for column in self._trace.tables[name].columns.values():
+                if column.offsets is None:
+                    values += count
+                else:
+                    values += int(column.offsets[first + count]) - int(column.offsets[first])
+        return values
+
+    def check_end(self) -> None:
+        """Check that every table was used up.
+
+        Raises:
+            TraceError: One has rows that no event names.
+        """
+        for kind, table in self._trace.tables.items():
+            if self._cursor[kind] != table.rows:
+                raise TraceError(
+                    f"{self._trace.name}, column kind",
+                    f"names {self._cursor[kind]} events of kind '{kind}', its table has "
+                    f"{table.rows}",
+                    hint=_HINT,
+                )
 
 
 def _cut_column(

@@ -13,17 +13,21 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from kvcanary_cli.trace.ahead import read_ahead
+from kvcanary_cli.trace.digest import BackgroundDigest, files_sha256
 from kvcanary_cli.trace.errors import TraceError
 from kvcanary_cli.trace.header import TraceHeader, parse_header
 from kvcanary_cli.trace.jsonl import parse_segments, read_header_line
 from kvcanary_cli.trace.lines import ZSTD_MAGIC, decompress_chunks, read_chunks, split_lines
 from kvcanary_cli.trace.notes import TraceNotes
-from kvcanary_cli.trace.validate import StreamValidator
+from kvcanary_cli.trace.validate import StreamValidator, check_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from kvcanary_cli.trace.bounds import Bounds
     from kvcanary_cli.trace.located import LocatedSegment
+    from kvcanary_cli.trace.problems import Problems
     from kvcanary_cli.trace.segment import Segment
 
 STDIN = "-"
@@ -40,19 +44,25 @@ class TraceReader(ABC):
         checked: Counts of what the last pass validated.
         bytes_total: Size of the input, or None if unknown (stdin).
         bytes_read: How much of it the current pass has read.
+        wants_sha256: Whether the digest is computed beside the reading; callers that do not ask
+            for it save the work.
     """
 
     name: str
     header: TraceHeader
     bytes_total: int | None
     bytes_read: int
+    #: Whether a thread prepares the next segment, which pays where that is no Python.
+    _reads_ahead = False
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.notes = TraceNotes()
         self.bytes_total = None
         self.bytes_read = 0
+        self.wants_sha256 = True
         self._validator: StreamValidator | None = None
+        self._digest: BackgroundDigest | None = None
 
     @property
     def checked(self) -> StreamValidator:
@@ -73,21 +83,47 @@ class TraceReader(ABC):
         """
         self.notes.clear()
         self.notes.unknown_families = self.header.unknown_records
-        self._validator = StreamValidator(self.header, self.notes)
+        validator = self._validator = StreamValidator(self.header, self.notes)
+        if self.wants_sha256 and self._digest is None and (digested := self._digested()):
+            self._digest = BackgroundDigest(*digested)
+        # Notes and counts are taken here, with each segment that the caller has got, so that they
+        # do not depend on how far a thread has read.
+        checked = self._checked_segments(validator.bounds)
+        for located, problems in read_ahead(checked) if self._reads_ahead else checked:
+            validator.check(located, problems)
+            segment = located.segment
+            del located
+            yield segment
+            del segment
+        self._note_end()
+
+    def _checked_segments(self, bounds: Bounds) -> Iterator[tuple[LocatedSegment, Problems]]:
         for located in self._located_segments():
-            self._validator.check(located)
-            yield located.segment
+            yield located, check_columns(located.segment, bounds)
+            del located
+
+    def _note_end(self) -> None:
+        """Add what is noted once all segments were read; most forms have nothing."""
+        return
+
+    def _digested(self) -> tuple[list[Path], bytes] | None:
+        """Files that ``sha256`` is about, behind some bytes; None if reading computes it."""
+        return None
 
     @abstractmethod
     def _located_segments(self) -> Iterator[LocatedSegment]: ...
 
-    @abstractmethod
     def sha256(self) -> str:
         """Hex digest of the input's bytes; of a folder's manifest and segments in order.
 
         Raises:
             TraceError: It is a pipe and has not been read to its end.
         """
+        if self._digest is not None:
+            return self._digest.result()
+        digested = self._digested()
+        assert digested is not None  # who computes it while reading has a method of its own
+        return files_sha256(*digested)
 
 
 def open_trace(path: str | os.PathLike[str]) -> TraceReader:
@@ -155,7 +191,7 @@ class _JsonlReader(TraceReader):
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
         self._path = path
-        self._digest: str | None = None
+        self._hex: str | None = None
         self.bytes_total = path.stat().st_size
         with path.open("rb") as file:
             header, where = read_header_line(self._lines(file), self.name)
@@ -175,7 +211,7 @@ class _JsonlReader(TraceReader):
         if compressed:
             chunks = decompress_chunks(chunks, self.name)
         yield from split_lines(chunks, self.name)
-        self._digest = hasher.hexdigest()
+        self._hex = hasher.hexdigest()
 
     def _located_segments(self) -> Iterator[LocatedSegment]:
         try:
@@ -188,9 +224,9 @@ class _JsonlReader(TraceReader):
             raise unreadable(self.name, error) from None
 
     def sha256(self) -> str:
-        if self._digest is None:
-            self._digest = file_sha256(self._path)
-        return self._digest
+        if self._hex is None:
+            self._hex = files_sha256([self._path])
+        return self._hex
 
 
 class _StreamReader(TraceReader):
@@ -241,9 +277,3 @@ def _chain(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
     if first:
         yield first
     yield from rest
-
-
-def file_sha256(path: Path) -> str:
-    """Hex digest of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

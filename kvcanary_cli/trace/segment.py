@@ -46,7 +46,7 @@ __all__ = [
 EXTRA = "*"
 #: A segment ends at either bound: about 8 MiB of values, or this many events.
 MAX_SEGMENT_VALUES = 1 << 20
-MAX_SEGMENT_EVENTS = 50_000
+MAX_SEGMENT_EVENTS = 200_000
 
 
 @dataclass(slots=True)

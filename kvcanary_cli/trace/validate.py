@@ -21,12 +21,27 @@ from kvcanary_cli.trace.validate_events import check_events
 from kvcanary_cli.trace.validate_forward import check_forwards
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from kvcanary_cli.trace.header import TraceHeader
     from kvcanary_cli.trace.located import LocatedSegment
     from kvcanary_cli.trace.notes import TraceNotes
     from kvcanary_cli.trace.segment import Segment
 
 _HINT = "the trace contradicts itself or its header; see docs/trace-format.md, section Refusals"
+
+
+def check_columns(segment: Segment, bounds: Bounds) -> Problems:
+    """What is wrong with a segment by itself, whatever came before it."""
+    problems = Problems()
+    for name in segment.tables:
+        if name in KINDS:
+            view = KindView(segment, name, problems)
+            if name == "forward":
+                check_forwards(view, bounds)
+            else:
+                check_events(view, bounds)
+    return problems
 
 
 class StreamValidator:
@@ -40,10 +55,11 @@ class StreamValidator:
         events: Events checked so far.
         forwards: Forwards among them.
         tokens: Entries of their ``out_cache_loc``.
+        bounds: The ranges that the header gives.
     """
 
     def __init__(self, header: TraceHeader, notes: TraceNotes) -> None:
-        self._bounds = Bounds(header.pool)
+        self.bounds = Bounds(header.pool)
         self._records = header.records
         self._notes = notes
         self._last_i: int | None = None
@@ -59,8 +75,12 @@ class StreamValidator:
         self.forwards = 0
         self.tokens = 0
 
-    def check(self, located: LocatedSegment) -> None:
+    def check(self, located: LocatedSegment, within: Problems | None = None) -> None:
         """Check the next segment.
+
+        Args:
+            located: The segment.
+            within: What ``check_columns`` found in it; None = it is asked here.
 
         Raises:
             TraceError: An event must be refused; the first such event is named.
@@ -70,20 +90,18 @@ class StreamValidator:
             return
         problems = Problems()
         self._check_index(segment, problems)
-        for name in segment.tables:
-            if name in KINDS:
-                view = KindView(segment, name, problems)
-                if name == "forward":
-                    check_forwards(view, self._bounds)
-                    self._check_steps(view)
-                else:
-                    check_events(view, self._bounds)
+        problems.merge(check_columns(segment, self.bounds) if within is None else within)
+        if "forward" in segment.tables:
+            self._check_steps(KindView(segment, "forward", problems))
         if problems.event is not None:
             raise TraceError(located.where(problems.event), problems.what, hint=_HINT)
         self._count(located)
 
     def _check_index(self, segment: Segment, problems: Problems) -> None:
         index = segment.index
+        if self._follows(index):
+            self._last_i = int(index[-1])
+            return
         if self._last_i is not None:
             index = np.concatenate([np.array([self._last_i], dtype=np.int64), index])
         before, after = index[:-1], index[1:]
@@ -101,6 +119,15 @@ class StreamValidator:
             for at in np.flatnonzero(after - before != 1).tolist():
                 self._notes.add_gap(int(before[at]), int(after[at]))
         self._last_i = int(index[-1])
+
+    def _follows(self, index: NDArray[np.int64]) -> bool:
+        """Whether the numbers go up by one from the last segment on, as nearly all do."""
+        first, last = int(index[0]), int(index[-1])
+        if (self._last_i is not None and first != self._last_i + 1) or last - first != len(
+            index
+        ) - 1:
+            return False
+        return bool((index[1:] > index[:-1]).all())
 
     def _check_steps(self, view: KindView) -> None:
         steps = view.table.columns["step"].values

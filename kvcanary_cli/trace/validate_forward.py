@@ -51,17 +51,15 @@ def check_forwards(view: KindView, bounds: Bounds) -> None:
 
     rows = view.lengths("reqs")
     is_padding = view.table.columns["reqs"].values == NULL_CODE
-    per_row = _tokens_per_row(view, mode, rows)
-    row = _check_token_count(view, mode, rows, per_row)
+    row = _check_token_count(view, mode, rows)
     if row is not None:
         _keep(view, row)
         rows, mode = rows[:row], mode[:row]
-        kept = int(rows.sum())
-        is_padding, per_row = is_padding[:kept], per_row[:kept]
+        is_padding = is_padding[: int(rows.sum())]
 
     _check_rows(view, bounds, rows, is_padding, mode)
-    _check_tokens(view, bounds, mode, rows, is_padding, per_row)
-    _check_json(view, bounds, rows, per_row)
+    _check_tokens(view, bounds, mode, rows, is_padding)
+    _check_json(view, bounds, mode, rows)
 
 
 def _keep(view: KindView, rows: int | None) -> None:
@@ -132,18 +130,23 @@ def _check_mode_fields(view: KindView, mode: NDArray[np.int64]) -> list[int | No
     return bad
 
 
-def _tokens_per_row(
-    view: KindView, mode: NDArray[np.int64], rows: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """[batch rows of all forwards] tokens that each row writes."""
+def _tokens_of_rows(view: KindView, mode: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[forwards] tokens that each row writes, where the event has no ``extend_seq_lens``."""
     tokens = view.lengths("positions")
-    per_forward = np.ones(len(rows), dtype=np.int64)
+    per_forward = np.ones(len(mode), dtype=np.int64)
     per_forward[_is(mode, "IDLE") & (tokens == 0)] = 0
     column = view.column("draft_token_num")
     if column is not None:
         verifies = _is(mode, "TARGET_VERIFY")
         per_forward[verifies] = column.values[verifies]
-    per_row = np.repeat(per_forward, rows)
+    return per_forward
+
+
+def _tokens_per_row(
+    view: KindView, mode: NDArray[np.int64], rows: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """[batch rows of all forwards] tokens that each row writes."""
+    per_row = np.repeat(_tokens_of_rows(view, mode), rows)
     column = view.column("extend_seq_lens")
     if column is not None:
         # Modes without the field have none of its items, so the items line up with these rows.
@@ -161,12 +164,13 @@ def _sums(values: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.i
 
 
 def _check_token_count(
-    view: KindView,
-    mode: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    per_row: NDArray[np.int64],
+    view: KindView, mode: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> int | None:
-    want = _sums(per_row, rows)
+    want = _tokens_of_rows(view, mode) * rows
+    column = view.column("extend_seq_lens")
+    if column is not None:
+        given = view.present("extend_seq_lens")
+        want[given] = _sums(column.values, view.lengths("extend_seq_lens"))[given]
     have = view.lengths("positions")
     # PREBUILT has no rule of its own; only the lengths that it states are held against it.
     free = _is(mode, "PREBUILT") & ~view.present("extend_seq_lens")
@@ -211,45 +215,65 @@ def _check_rows(
     prefix, extend = view.column("extend_prefix_lens"), view.column("extend_seq_lens")
     if extend is None:
         return
-    has_extend = np.repeat(view.present("extend_seq_lens"), rows)
-    written = np.zeros(len(is_padding), dtype=np.int64)
-    written[has_extend] = extend.values
-    start = np.zeros(len(is_padding), dtype=np.int64)
+    # The items line up with the batch rows of those forwards that have the field.
+    extends = np.flatnonzero(np.repeat(view.present("extend_seq_lens"), rows))
+    if not len(extends):
+        return
+    real = ~is_padding[extends]
+    written = extend.values
+    start = np.zeros(len(extends), dtype=np.int64)
     if prefix is not None:
-        start[np.repeat(view.present("extend_prefix_lens"), rows)] = prefix.values
-    row_mode = np.repeat(mode, rows)
-    draft_extend = _is(row_mode, DRAFT_EXTEND)
-    too_long = (start + written > bounds.row_len) & ~is_padding
+        has_prefix = view.present("extend_prefix_lens")
+        start[np.repeat(has_prefix, rows)[extends]] = prefix.values
     _fail_row(
         view,
-        too_long,
+        extends,
+        (start + written > bounds.row_len) & real,
         rows,
         lambda at: (
             f"extends {start[at]} + {written[at]} tokens, expected at most {bounds.row_len} "
             "(pool.row_len; extend_prefix_lens + extend_seq_lens)"
         ),
     )
+    draft_extends = _is(mode, DRAFT_EXTEND)
+    if not draft_extends.any():
+        return
+    lens = seq_lens[extends]
     _fail_row(
         view,
-        draft_extend & (written > seq_lens) & ~is_padding,
+        extends,
+        np.repeat(draft_extends, rows)[extends] & (written > lens) & real,
         rows,
         lambda at: (
-            f"in mode {DRAFT_EXTEND} has seq_lens {seq_lens[at]} below its "
+            f"in mode {DRAFT_EXTEND} has seq_lens {lens[at]} below its "
             f"extend_seq_lens {written[at]}"
         ),
     )
 
 
 def _fail_row(
-    view: KindView, bad: NDArray[np.bool_], rows: NDArray[np.int64], what: Callable[[int], str]
+    view: KindView,
+    batch_rows: NDArray[np.int64],
+    bad: NDArray[np.bool_],
+    rows: NDArray[np.int64],
+    what: Callable[[int], str],
 ) -> None:
-    """Report the first bad batch row; ``bad`` runs over the rows of all forwards."""
+    """Report the first bad one of some batch rows.
+
+    Args:
+        view: The forwards.
+        batch_rows: Which rows, counted through all forwards.
+        bad: For each of them.
+        rows: Rows of each forward.
+        what: Gets the place among ``batch_rows``.
+    """
     if bad.any():
-        at = int(bad.argmax())
+        which = int(bad.argmax())
+        at = int(batch_rows[which])
         ends = np.cumsum(rows)
         forward = int(np.searchsorted(ends, at, side="right"))
         item = at - int(ends[forward] - rows[forward])
-        view.fail(forward, f"batch row {item} {what(at)}")
+        view.fail(forward, f"batch row {item} {what(which)}")
 
 
 def _check_tokens(
@@ -258,21 +282,22 @@ def _check_tokens(
     mode: NDArray[np.int64],
     rows: NDArray[np.int64],
     is_padding: NDArray[np.bool_],
-    per_row: NDArray[np.int64],
 ) -> None:
-    positions = view.table.columns["positions"].values
-    free = _is(mode, "PREBUILT") & ~view.present("extend_seq_lens")
-    row_is_free = np.repeat(free, rows)
-    padding_tokens = np.zeros(len(positions), dtype=np.bool_)
-    token_is_free = np.repeat(free, view.lengths("positions"))
-    padding_tokens[~token_is_free] = np.repeat(is_padding[~row_is_free], per_row[~row_is_free])
+    padding_tokens = None
+    if is_padding.any():
+        per_row = _tokens_per_row(view, mode, rows)
+        free = _is(mode, "PREBUILT") & ~view.present("extend_seq_lens")
+        row_is_free = np.repeat(free, rows)
+        token_is_free = np.repeat(free, view.lengths("positions"))
+        padding_tokens = np.zeros(len(token_is_free), dtype=np.bool_)
+        padding_tokens[~token_is_free] = np.repeat(is_padding[~row_is_free], per_row[~row_is_free])
     view.check_range("positions", bounds.position, ignore=padding_tokens)
     view.check_range("positions", bounds.natural)
     view.check_range("out_cache_loc", bounds.slot_or_unwritten)
 
 
 def _check_json(
-    view: KindView, bounds: Bounds, rows: NDArray[np.int64], per_row: NDArray[np.int64]
+    view: KindView, bounds: Bounds, mode: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> None:
     tokens = view.lengths("positions")
     for row, value in view.json_rows("landed"):
@@ -281,6 +306,7 @@ def _check_json(
     for row, value in view.json_rows("row_as_read"):
         _report(view, row, "row_as_read", _row_as_read_problem(value, bounds))
     if view.column("tree") is not None:
+        per_row = _tokens_per_row(view, mode, rows)
         first = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(rows)])
         for row, value in view.json_rows("tree"):
             lengths = per_row[first[row] : first[row + 1]]
