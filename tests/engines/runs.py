@@ -13,7 +13,7 @@ from typing import Any
 from tests.engines.setup_sglang import default_folder, interpreter
 
 HERE = Path(__file__).parent
-_TIMEOUT_S = 600
+_TIMEOUT_S = 300
 _POLL_S = 0.2
 _LONG = {"requests": 40, "gap": 7, "new_tokens": [10, 60]}
 _HASHED = {"tokens": "raw", "kv_hash": "all"}
@@ -41,6 +41,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "ngram": {
         **_LONG,
         "speculation": True,
+        "gap": 9,
         "new_tokens": [20, 90],
         "server_args": {
             "speculative_algorithm": "NGRAM",
@@ -48,17 +49,55 @@ RUNS: dict[str, dict[str, Any]] = {
             "max_total_tokens": 1024,
         },
     },
-    "draft_model": {
+    "eagle": {
         **_LONG,
         "speculation": True,
         "new_tokens": [20, 90],
         "server_args": {
-            "speculative_algorithm": "STANDALONE",
-            "speculative_draft_model_path": "{model}",
+            "speculative_algorithm": "EAGLE",
+            "speculative_draft_model_path": "{draft}",
             "speculative_num_steps": 3,
             "speculative_eagle_topk": 1,
             "speculative_num_draft_tokens": 4,
             "max_total_tokens": 1024,
+        },
+    },
+    "namespaces": {**_LONG, "namespaces": 3},
+    "beams": {
+        **_LONG,
+        "beam_width": 3,
+        "server_args": {"max_running_requests": 16, "max_total_tokens": 2048},
+    },
+    "host_cache": {
+        **_LONG,
+        "host_cache": True,
+        "server_args": {
+            "enable_hierarchical_cache": True,
+            "hicache_io_backend": "direct",
+            "hicache_mem_layout": "layer_first",
+            "hicache_write_policy": "write_through",
+            "hicache_ratio": 4.0,
+            "max_total_tokens": 384,
+        },
+    },
+    "decode_server": {
+        **_LONG,
+        "handoff": True,
+        "server_args": {
+            "disaggregation_mode": "decode",
+            "disaggregation_transfer_backend": "fake",
+            "num_reserved_decode_tokens": 64,
+            "max_total_tokens": 2048,
+        },
+    },
+    "prefill_server": {
+        **_LONG,
+        "handoff": True,
+        "gap": 1,
+        "requests": 60,
+        "server_args": {
+            "disaggregation_mode": "prefill",
+            "disaggregation_transfer_backend": "nixl",
         },
     },
     "canary": _CANARY,

@@ -23,6 +23,10 @@ DESCRIPTION: dict[str, Any] = {
     "swa": False,
     "canary": False,
     "speculation": False,
+    "host_cache": False,
+    "namespaces": 0,
+    "beam_width": 0,
+    "handoff": False,
     "requests": 40,
     "prefix_families": 4,
     "prompt_tokens": [8, 90],
@@ -34,6 +38,7 @@ DESCRIPTION: dict[str, Any] = {
     "seed": 1,
 }
 _IDLE_ROUNDS = 4
+_MOST_ROUNDS = 20_000
 #: CPU seconds of the scheduler's thread within the recorder's hooks.
 HOOK_S = [0.0]
 
@@ -42,15 +47,7 @@ def execute(path: Path) -> None:
     """Do the run that the file at ``path`` describes; its results go into ``result.json``."""
     run = DESCRIPTION | json.loads(path.read_text())
     folder = Path(run["folder"])
-    if run["canary"]:
-        from tests.engines.canary_on_cpu import allow
-
-        os.environ["SGLANG_KV_CANARY_ENABLE_VERIFY_TOKEN_ASSERT"] = "1"
-        allow()
-    if run["speculation"]:
-        from tests.engines.speculation_on_cpu import allow as allow_speculation
-
-        allow_speculation()
+    prepare(run)
     recorder = None
     if run["record"]:
         from kvcanary_cli.record.sglang import install
@@ -89,6 +86,27 @@ def execute(path: Path) -> None:
     partial.rename(folder / "result.json")
 
 
+def prepare(run: dict[str, Any]) -> None:
+    """Let this process's engine do on a CPU what the run asks for."""
+    if run["canary"]:
+        from tests.engines.canary_on_cpu import allow
+
+        os.environ["SGLANG_KV_CANARY_ENABLE_VERIFY_TOKEN_ASSERT"] = "1"
+        allow()
+    if run["speculation"]:
+        from tests.engines.speculation_on_cpu import allow
+
+        allow()
+    if run["host_cache"]:
+        from tests.engines.host_cache_on_cpu import allow
+
+        allow()
+    if run["handoff"]:
+        from tests.engines.handoff_on_cpu import allow
+
+        allow()
+
+
 def time_hooks(spent: list[float]) -> None:
     """Add the time that the recorder's hooks take to ``spent[0]``."""
     from dataclasses import replace
@@ -125,6 +143,7 @@ def build_scheduler(run: dict[str, Any], folder: Path) -> Any:
     from tests.engines.tiny_model import make_model
 
     model = str(make_model(folder / "model", swa=run["swa"]))
+    draft = str(make_model(folder / "draft", architecture="LlamaForCausalLMEagle"))
     arguments = {
         "model_path": model,
         "device": "cpu",
@@ -143,7 +162,7 @@ def build_scheduler(run: dict[str, Any], folder: Path) -> Any:
         "api_key": "sk-not-to-be-recorded",
         **run["server_args"],
     }
-    arguments = {k: model if v == "{model}" else v for k, v in arguments.items()}
+    arguments = {k: draft if v == "{draft}" else v for k, v in arguments.items()}
     if run["canary"]:
         arguments |= {"kv_canary": "log", "kv_canary_real_data": "all"}
     server_args = ServerArgs(**arguments)
@@ -202,6 +221,8 @@ class Load:
         from sglang.srt.sampling.sampling_params import SamplingParams
 
         self.rounds += 1
+        if self.rounds > _MOST_ROUNDS:
+            raise RuntimeError("the load is not served")
         if self.run["fault"] and self.truth is None and self.forwards >= self.run["fault_step"]:
             from tests.engines.faults import plant
 
@@ -211,7 +232,15 @@ class Load:
             params = SamplingParams(
                 max_new_tokens=new_tokens, temperature=0.0, ignore_eos=self.run["ignore_eos"]
             )
+            if self.run["beam_width"] and self._sent % 2:
+                params.beam_width = self.run["beam_width"]
             params.normalize(None)
+            extra: dict[str, Any] = {}
+            if self.run["namespaces"]:
+                extra["extra_key"] = f"tenant-{self._sent % self.run['namespaces']}"
+            if self.run["handoff"]:
+                # The address by which SGLang knows transfers that only pretend.
+                extra |= {"bootstrap_host": "2.2.2.2", "bootstrap_room": self._sent}
             self.scheduler.process_input_requests(
                 [
                     TokenizedGenerateReqInput(
@@ -227,15 +256,25 @@ class Load:
                         top_logprobs_num=0,
                         token_ids_logprob=None,
                         stream=False,
+                        **extra,
                     )
                 ]
             )
             self._sent += 1
         busy = self.scheduler.running_batch.reqs or self.scheduler.waiting_queue
         busy = busy or self.scheduler.last_batch or self.scheduler.chunked_req
+        busy = busy or any(self._handoffs())
         self.idle = 0 if busy or self.waiting else self.idle + 1
         if self.idle > _IDLE_ROUNDS:
             self.scheduler.gracefully_exit = True
+
+    def _handoffs(self) -> list[Any]:
+        """Queues of a prefill or decode server."""
+        queues = [getattr(self.scheduler, "disagg_prefill_inflight_queue", None)]
+        for name in ("prefill_bootstrap", "decode_prealloc", "decode_transfer"):
+            owner = getattr(self.scheduler, f"disagg_{name}_queue", None)
+            queues.append(getattr(owner, "queue", None))
+        return queues
 
     def forward(self, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Around ``ModelRunner.forward`` of this scheduler's runner."""

@@ -12,19 +12,22 @@ VOCABULARY = 512
 SLIDING_WINDOW = 16
 
 
-def make_model(folder: Path, *, swa: bool = False, layers: int = 2) -> Path:
+def make_model(
+    folder: Path, *, swa: bool = False, layers: int = 2, architecture: str = "LlamaForCausalLM"
+) -> Path:
     """Write the files of a model; returns ``folder``.
 
     Args:
         folder: Where to.
         swa: Whether every other layer has a sliding window.
         layers: Layers of the model.
+        architecture: Its class.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     folder.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLM"],
+        "architectures": [architecture],
         "model_type": "llama",
         "hidden_size": 64,
         "intermediate_size": 128,

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
+#: The engine's own layers above an allocator.
+_ALLOCATING = ("alloc_token_slots", "alloc_paged", "alloc_extend", "free")
 #: Allocations in these functions are the prefix cache's own.
 _CACHE_CALLERS = ("load", "load_back", "_alloc_prefetch_aux_staging")
 
@@ -387,12 +389,11 @@ class Follower:
 
 def _caller() -> str:
     """Name of the engine's function that called the allocator."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        module = frame.f_globals.get("__name__", "")
-        if not module.startswith("kvcanary_cli."):
-            name = frame.f_code.co_name
-            if not name.startswith(("alloc_token_slots", "alloc_paged", "alloc_extend", "free")):
-                return name
+    frame = sys._getframe(1).f_back
+    while frame is not None:
+        name = frame.f_code.co_name
+        inside = frame.f_globals.get("__name__", "").startswith("sglang.")
+        if inside and not name.startswith(_ALLOCATING):
+            return name
         frame = frame.f_back
-    return frame.f_code.co_name
+    return "unknown"

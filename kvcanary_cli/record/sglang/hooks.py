@@ -97,6 +97,7 @@ _TABLE: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
     (f"{_CACHE}.radix_cache", "RadixCache.checkpoint", "enter_checkpoint", "leave_checkpoint", ()),
     (f"{_CACHE}.radix_cache", "RadixCache.evict", "enter_evict", "leave_actor", ()),
     (f"{_CACHE}.memory_pool", "ReqToTokenPool.free", "on_row_free", "", ("request",)),
+    ("disaggregation.decode", "DecodeReqToTokenPool.free", "on_row_free", "", ("request",)),
     ("managers.schedule_batch", "release_req", "enter_retract", "leave_retract", ("request",)),
     (f"{_CACHE}.memory_pool", "MHATokenToKVPool.move_kv_cache", "", "tiers.on_move", _MOVES),
     (f"{_CACHE}.memory_pool", "MLATokenToKVPool.move_kv_cache", "", "tiers.on_move", _MOVES),
