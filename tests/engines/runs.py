@@ -13,7 +13,7 @@ from typing import Any
 from tests.engines.setup_sglang import default_folder, interpreter
 
 HERE = Path(__file__).parent
-_TIMEOUT_S = 300
+_TIMEOUT_S = 600
 _POLL_S = 0.2
 _LONG = {"requests": 40, "gap": 7, "new_tokens": [10, 60]}
 _HASHED = {"tokens": "raw", "kv_hash": "all"}
@@ -62,6 +62,7 @@ RUNS: dict[str, dict[str, Any]] = {
             "max_total_tokens": 1024,
         },
     },
+    "graphs": {**_LONG, "graphs": True, "record_options": _HASHED},
     "namespaces": {**_LONG, "namespaces": 3},
     "beams": {
         **_LONG,
@@ -110,6 +111,16 @@ RUNS: dict[str, dict[str, Any]] = {
         },
     },
     "canary_swa": {**_CANARY, **_SWA},
+    **{
+        f"canary_{mode}s": {
+            **_FAULT,
+            "fault": "swap_cells",
+            "canary": True,
+            "server_args": {"kv_canary": mode},
+            "record_options": {**_HASHED, "ring_bytes": 1 << 30, "triggers": ["canary"]},
+        }
+        for mode in ("log", "raise")
+    },
     **{f"fault_{fault}": {**_FAULT, "fault": fault} for fault in FAULTS},
 }
 

@@ -24,6 +24,7 @@ DESCRIPTION: dict[str, Any] = {
     "canary": False,
     "speculation": False,
     "host_cache": False,
+    "graphs": False,
     "namespaces": 0,
     "beam_width": 0,
     "handoff": False,
@@ -101,6 +102,10 @@ def prepare(run: dict[str, Any]) -> None:
         from tests.engines.host_cache_on_cpu import allow
 
         allow()
+    if run["graphs"]:
+        from tests.engines.graph_on_cpu import allow
+
+        allow()
     if run["handoff"]:
         from tests.engines.handoff_on_cpu import allow
 
@@ -164,7 +169,8 @@ def build_scheduler(run: dict[str, Any], folder: Path) -> Any:
     }
     arguments = {k: draft if v == "{draft}" else v for k, v in arguments.items()}
     if run["canary"]:
-        arguments |= {"kv_canary": "log", "kv_canary_real_data": "all"}
+        arguments.setdefault("kv_canary", "log")
+        arguments["kv_canary_real_data"] = "all"
     server_args = ServerArgs(**arguments)
     server_args.resolve_once()
     server_args.check_server_args()

@@ -169,6 +169,24 @@ def test_a_fault_in_the_live_engine_is_named(fault: str, done: Run) -> None:
     assert reads[0] <= finding.first_bad_step <= reads[latest]
 
 
+@runs("canary_logs", "canary_raises")
+def test_the_engines_own_canary_has_the_recording_kept(done: Run) -> None:
+    raised = done.name == "canary_raises"
+    assert ("canary" in (done.result["error"] or "")) == raised
+    truth = done.result["truth"]
+    told = _events(done, "triggered", by="canary")
+    assert told
+    assert "kv_canary violation" in told[0]["text"]
+    assert f"slot_idx={truth['slot']}" in done.log or raised
+    forwards = [e["step"] for e in _events(done, "forward")]
+    # The step that showed it is in the trace, and when the engine has ended itself, the last one.
+    assert truth["step"] in forwards
+    if raised:
+        assert forwards[-1] <= truth["step"] + 2
+    finding = replay(done.trace).findings[0]
+    assert (finding.cls, finding.victim) == ("stale_mapping", truth["req"])
+
+
 def test_the_command_records_an_engine_with_its_own_processes(
     sglang: Runner, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from kvcanary_cli.replay.driver import TARGET, Replay
 from kvcanary_cli.replay.options import ReplayOptions
 from kvcanary_cli.trace.reader import open_trace
+from tests.engines.graph_on_cpu import SIZES
 from tests.engines.runs import RUNS
 from tests.record.helpers import events, replay
 
@@ -21,6 +22,7 @@ STEPS = 300
 #: A server that only prefills has fewer steps.
 SHORT = {"prefill_server": 90}
 CLEAN = (
+    "graphs",
     "ngram",
     "eagle",
     "namespaces",
@@ -132,6 +134,28 @@ def test_launches_say_what_was_queued_for_whom(done: Run) -> None:
 def test_without_overlap_there_is_no_launch_order(done: Run) -> None:
     assert "launch" not in _records(done)
     assert not _only(events(done.trace), "launch")
+
+
+@runs("graphs")
+def test_rows_that_a_graph_adds_are_padding(done: Run) -> None:
+    assert "graph" in _records(done)
+    padded = 0
+    for event in _only(events(done.trace), "forward", forward_mode="DECODE"):
+        rows = len(event["reqs"])
+        raw = event.get("raw_bs", rows)
+        assert rows in SIZES
+        assert None not in event["reqs"][:raw]
+        assert event["reqs"][raw:] == [None] * (rows - raw)
+        assert not any(event["req_pool_indices"][raw:])
+        assert not any(event["out_cache_loc"][raw:])
+        padded += rows > raw
+    assert padded > 50
+
+
+@runs("radix")
+def test_without_graphs_there_is_no_padding(done: Run) -> None:
+    assert "graph" not in _records(done)
+    assert all("raw_bs" not in e for e in _only(events(done.trace), "forward"))
 
 
 @runs("namespaces")

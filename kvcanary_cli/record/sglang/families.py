@@ -28,6 +28,7 @@ def families(
     has_fingerprints: bool,
     has_tokens: bool,
     is_overlapped: bool,
+    has_graphs: bool,
 ) -> list[str]:
     """The header's ``records``; what is left out although the engine has it is logged.
 
@@ -39,13 +40,14 @@ def families(
         has_fingerprints: Whether KV bytes are fingerprinted.
         has_tokens: Whether tokens are recorded in some form.
         is_overlapped: Whether forwards are queued ahead of results.
+        has_graphs: Whether batches may be replayed as captured graphs.
     """
     found = [
         *_ALWAYS,
         *(["lut"] if pools.lut is not None else []),
         *(["kv_hash"] if has_fingerprints else []),
         *(["launch"] if is_overlapped else []),
-        *(["graph"] if not arguments.get("disable_cuda_graph") else []),
+        *(["graph"] if has_graphs else []),
         *(["spec"] if arguments.get("speculative_algorithm") else []),
         *(["fork"] if _has_any(patcher, "fork") else []),
     ]

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
+#: How long an engine that ends itself waits for the disk.
+_LAST_WORDS_S = 2.0
 #: The engine's own layers above an allocator.
 _ALLOCATING = ("alloc_token_slots", "alloc_paged", "alloc_extend", "free")
 #: Allocations in these functions are the prefix cache's own.
@@ -78,6 +80,7 @@ class Follower:
     Attributes:
         session: Takes them.
         speculation, padding, tiers, handoffs, beams: Parts, each with calls of its own.
+        canary_said: What the engine's canary has reported in the forward under way, or empty.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class Follower:
         self.speculation, self.tiers = Speculation(scene), Tiers(scene)
         self.handoffs, self.beams = Handoffs(scene), Beams(scene)
         self.padding = Padding(session.tokens)
+        self.canary_said = ""
         self._depth = 0
         self._taker: list[tuple[str, int]] = []
         self._actors: list[_Actor] = []
@@ -152,6 +156,7 @@ class Follower:
     ) -> None:
         """It has run, or on a GPU: everything queued from here on runs behind it."""
         self.padding.closes()
+        self._heed_canary(raised)
         if forward is None or forward.is_draft:
             return
         if self._fingerprints is not None and not raised:
@@ -160,6 +165,17 @@ class Follower:
         self._step += 1
         self._draft_step = 0
         self._forwards_open += 1
+
+    def _heed_canary(self, raised: bool) -> None:
+        """Keep the recording if the engine's own canary has something to say."""
+        error = sys.exc_info()[1] if raised else None
+        if error is not None and "canary" in str(error):
+            # The engine ends itself now.
+            text = self.canary_said or str(error)
+            self.session.trigger("canary", _first_line(text), wait_s=_LAST_WORDS_S)
+        elif self.canary_said:
+            self.session.trigger("canary", _first_line(self.canary_said))
+        self.canary_said = ""
 
     def before_draft_graph(self, graph: Any, forward_batch: Any, *_a: Any, **_k: Any) -> Any:
         """A draft model's captured graph runs, which is no forward of its runner."""
@@ -385,6 +401,10 @@ class Follower:
         if reason is None and self._retracting:
             return "retract"
         return "abort" if reason is None or "ABORT" in type(reason).__name__ else "finish"
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
 
 
 def _caller() -> str:

@@ -34,6 +34,7 @@ def header_of(
     has_fingerprints: bool,
     has_tokens: bool,
     is_overlapped: bool,
+    has_graphs: bool,
 ) -> dict[str, Any]:
     """The header's fields; says what cannot be recorded, and why. Arguments as ``families``."""
     version = engine_version()
@@ -51,6 +52,7 @@ def header_of(
             has_fingerprints=has_fingerprints,
             has_tokens=has_tokens,
             is_overlapped=is_overlapped,
+            has_graphs=has_graphs,
         ),
         "serving_args": scrub(arguments),
     }

@@ -90,6 +90,7 @@ class Recorder:
             has_fingerprints=fingerprints is not None,
             has_tokens=self.options.tokens != "absent",
             is_overlapped=is_overlapped,
+            has_graphs=_has_graphs(runner),
         )
         session = Session(self.options, header, starts_mid_run=mid_run)
         self.follower = Follower(session, pools, fingerprints, is_overlapped=is_overlapped)
@@ -100,11 +101,9 @@ class Recorder:
     def canary_reports(
         self, _token: Any, text: Any, raised: bool, *_args: Any, **_kwargs: Any
     ) -> None:
-        """The engine's own canary has found a violation and is about to log it or to raise."""
-        follower = self.follower
-        trigger = None if follower is None else getattr(follower.session, "trigger", None)
-        if not raised and trigger is not None:
-            trigger("canary", str(text).partition("\n")[0])
+        """The engine's own canary has found a violation, within a forward."""
+        if not raised and self.follower is not None:
+            self.follower.canary_said = self.follower.canary_said or str(text)
 
     def _fault(self, error: Exception) -> None:
         """A fault of the recorder: the recording ends, the engine does not notice."""
@@ -119,3 +118,11 @@ class Recorder:
         self._ended = True
         if self.follower is not None:
             self.follower.session.close()
+
+
+def _has_graphs(runner: Any) -> bool:
+    eager = getattr(runner, "eager_runner", None)
+    runners = (
+        getattr(runner, f"{phase}_cuda_graph_runner", None) for phase in ("decode", "prefill")
+    )
+    return any(one is not None and one is not eager for one in runners)
