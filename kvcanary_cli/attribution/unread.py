@@ -141,6 +141,8 @@ def _covers(finding: Finding, found: OwnershipFinding, root: Root, slot: int) ->
         return False
     if {root.event, root.follows, found.event} & causes:
         return True
+    if found.what == what.READ_BEFORE_WRITE:
+        return True
     if finding.cls not in _MISLEADING or found.event < (finding.cause_event or found.event):
         return False
     parties = {finding.victim, finding.culprit.req, *finding.blast_radius}
