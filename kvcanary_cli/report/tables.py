@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
-from rich.table import Table
 from rich.text import Text
 
 from kvcanary_cli.report.words import safe
@@ -19,8 +18,10 @@ NARROW_COLUMNS = 100
 
 def data_table(
     headers: Sequence[str], rows: Sequence[Sequence[str]], *, width: int, right: frozenset[str]
-) -> Table | Text:
+) -> Text:
     """Rows of data as a table, or as blocks if the terminal is narrower than 100 or the table.
+
+    No line ends in a blank, so that a diff of two outputs shows what changed.
 
     Args:
         headers: Column names.
@@ -35,19 +36,30 @@ def data_table(
     ]
     if width < NARROW_COLUMNS or sum(widths) + _PADDING * len(widths) > width:
         return _blocks(headers, cells)
-    table = Table(box=None, pad_edge=False, padding=(0, _PADDING, 0, 0), header_style="bold")
-    for header in headers:
-        table.add_column(Text(header), no_wrap=True, justify="right" if header in right else "left")
-    for row in cells:
-        table.add_row(*(Text(cell) for cell in row))
-    return table
+    aligned = [
+        [
+            _aligned(cell, wide, header in right)
+            for cell, wide, header in zip(row, widths, headers, strict=True)
+        ]
+        for row in [list(headers), *cells]
+    ]
+    lines = [(" " * _PADDING).join(row).rstrip() for row in aligned]
+    table = Text(lines[0], style="bold", no_wrap=True, overflow="ignore")
+    body = Text("".join(f"\n{line}" for line in lines[1:]), style="not bold")
+    return table.append_text(body)
+
+
+def _aligned(cell: str, wide: int, right: bool) -> str:
+    blanks = " " * (wide - cell_len(cell))
+    return f"{blanks}{cell}" if right else f"{cell}{blanks}"
 
 
 def _blocks(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Text:
     name_width = max(cell_len(header) for header in headers)
     blocks = [
         "\n".join(
-            f"{header.ljust(name_width)}  {cell}" for header, cell in zip(headers, row, strict=True)
+            f"{header.ljust(name_width)}  {cell}".rstrip()
+            for header, cell in zip(headers, row, strict=True)
         )
         for row in rows
     ]
