@@ -52,7 +52,6 @@ RUNS: dict[str, dict[str, Any]] = {
     "eagle": {
         **_LONG,
         "speculation": True,
-        "new_tokens": [20, 90],
         "server_args": {
             "speculative_algorithm": "EAGLE",
             "speculative_draft_model_path": "{draft}",

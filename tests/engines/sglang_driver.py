@@ -26,8 +26,7 @@ _POLL_S = 0.05
 
 def main() -> None:
     jobs = int(sys.argv[1]) if len(sys.argv) > 1 else 2
-    import sglang.srt.managers.scheduler  # noqa: F401
-
+    warm_up()
     running: dict[int, Path] = {}
     waiting: list[Path] = []
     rest, is_open = b"", True
@@ -41,6 +40,31 @@ def main() -> None:
             *lines, rest = (rest + read).split(b"\n")
             waiting += [Path(os.fsdecode(line)) for line in lines]
         _reap(running)
+
+
+def warm_up() -> None:
+    """Import and compile here what every child would; says whether anything has hooked SGLang."""
+    import sglang.srt.models.registry  # noqa: F401
+    import torch
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.plugins import load_plugins
+
+    from kvcanary_cli.abi.constants import RealKvHashMode
+    from kvcanary_cli.abi.sources import RealKvSource
+    from kvcanary_cli.backends import get_backend
+
+    load_plugins()
+    hooked = hasattr(Scheduler.process_batch_result, "__kvcanary_original__")
+    sys.stdout.write(f"hooked {hooked}\n")
+    sys.stdout.flush()
+    keys = torch.zeros((2, 32), dtype=torch.bfloat16)
+    get_backend("cpu").real_kv_hash(
+        slots=torch.tensor([1]),
+        real_kv_sources=(
+            RealKvSource(tensor=keys, page_size=1, num_bytes_per_token=64, read_bytes=64),
+        ),
+        real_kv_hash_mode=RealKvHashMode.ALL,
+    )
 
 
 def _start(path: Path) -> int:
