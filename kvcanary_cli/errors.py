@@ -47,3 +47,31 @@ class NothingCheckedError(KvCanaryError):
     """Nothing was checked: an empty trace, or filters that left nothing."""
 
     exit_code = EXIT_NOTHING_CHECKED
+
+
+_REPORT = (
+    "this is a bug in kvcanary; please report it with the command and, if you may share it, the "
+    "trace (kvcanary --debug ... shows the traceback)"
+)
+
+
+def as_known(error: Exception) -> KvCanaryError:
+    """Any exception as the error that a command reports."""
+    if isinstance(error, KvCanaryError):
+        return error
+    if _is_out_of_memory(error):
+        return InputError(
+            "out of memory: this input needs more than the machine has free",
+            hint="cut the trace first (kvcanary trace cut --help), or use a larger machine",
+        )
+    return KvCanaryError(f"internal error: {type(error).__name__}: {error}", hint=_REPORT)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed; torch says so by a RuntimeError, on each device its own."""
+    if isinstance(error, MemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and (
+        "can't allocate memory" in text or "out of memory" in text
+    )

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kvcanary_cli.replay.forwards import Forward
+    from kvcanary_cli.trace.header import TraceHeader
     from kvcanary_cli.trace.segment import Segment
+
+    Rows = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
 COMPARED_KINDS = frozenset(
     {
@@ -50,6 +53,15 @@ def world_size(rank: Mapping[str, int]) -> int:
     return rank["dp_size"] * rank["pp_size"] * rank["tp_size"]
 
 
+def may_have_peers(header: TraceHeader) -> bool:
+    """Whether other ranks of the same run can exist, by what the header says."""
+    stated = header.raw.get("rank")
+    if not isinstance(stated, dict) or not stated:
+        return False
+    sizes = [stated.get(f"{axis}_size") for axis in ("tp", "pp", "dp")]
+    return None in sizes or world_size(header.rank) > 1
+
+
 def _digest(*parts: object) -> int:
     text = "\x1f".join(map(str, parts)).encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little", signed=True)
@@ -67,6 +79,9 @@ class RankRecord:
         stream: Flat groups of (event digest, kind and name digest, event).
         names: Request digest to name, for the requests of ``rows``.
         world: How many ranks the engine had.
+        place: Its index on every axis, and ``sizes`` the axes' lengths, as the header has them.
+        engine: Name and version of the engine.
+        kept: Whether ``rows`` and ``stream`` are filled.
     """
 
     number: int
@@ -77,6 +92,24 @@ class RankRecord:
     names: dict[int, str] = field(default_factory=dict)
     kinds: dict[int, str] = field(default_factory=dict)
     world: int = 1
+    place: tuple[tuple[str, int], ...] = ()
+    sizes: tuple[tuple[str, int], ...] = ()
+    engine: str = ""
+    kept: bool = True
+
+    @classmethod
+    def of(cls, header: TraceHeader, *, kept: bool) -> RankRecord:
+        """An empty record of the rank that ``header`` names."""
+        axes = sorted(header.rank.items())
+        return cls(
+            rank_number(header.rank),
+            header.rank["dp"],
+            world=world_size(header.rank),
+            place=tuple((name, n) for name, n in axes if not name.endswith("_size")),
+            sizes=tuple((name, n) for name, n in axes if name.endswith("_size")),
+            engine=f"{header.engine_name} {header.engine_version}",
+            kept=kept,
+        )
 
     def forward(self, forward: Forward) -> None:
         """Keep the lengths of the target's rows."""
@@ -111,42 +144,63 @@ class RankRecord:
         self.stream.extend((_digest(kind, name, which), label, int(segment.index[k])))
 
 
-def _table(flat: array[int], width: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+def _table(flat: array[int], width: int) -> Rows:
     return np.array(flat, dtype=np.int64).reshape(-1, width)
 
 
 def compare_ranks(records: Sequence[RankRecord]) -> list[Finding]:
     """Findings of ``rank_divergence``: the first one of each pair of ranks that differs."""
-    findings: list[Finding] = []
-    by_dp: dict[int, list[RankRecord]] = {}
-    for record in records:
-        by_dp.setdefault(record.dp, []).append(record)
-    for group in by_dp.values():
-        first = group[0]
-        for other in group[1:]:
-            finding = _compare(first, other)
+    return [finding for _pair, finding in diverging_pairs(records)]
+
+
+def diverging_pairs(records: Sequence[RankRecord]) -> list[tuple[tuple[int, int], Finding]]:
+    """The same, each with the two numbers of ``records`` that differ."""
+    found: list[tuple[tuple[int, int], Finding]] = []
+    by_dp: dict[int, list[int]] = {}
+    for k, record in enumerate(records):
+        by_dp.setdefault(record.dp, []).append(k)
+    for first, *others in by_dp.values():
+        for other in others:
+            finding = _compare(records[first], records[other])
             if finding is not None:
-                findings.append(finding)
-    return findings
+                found.append(((first, other), finding))
+    return found
 
 
 def _compare(a: RankRecord, b: RankRecord) -> Finding | None:
-    lengths_a = {(s, r): (p, e, i) for s, r, p, e, i in _table(a.rows, 5).tolist()}
-    lengths_b = {(s, r): (p, e, i) for s, r, p, e, i in _table(b.rows, 5).tolist()}
-    for key in sorted(lengths_a.keys() & lengths_b.keys()):
-        pa, ea, ia = lengths_a[key]
-        pb, eb, ib = lengths_b[key]
-        if (pa, ea) != (pb, eb):
-            return _divergence(a, b, key, (pa, ea, ia), (pb, eb, ib))
-    return None
+    rows_a, rows_b = _last_of_each(a), _last_of_each(b)
+    _common, at_a, at_b = np.intersect1d(
+        _keys(rows_a), _keys(rows_b), assume_unique=True, return_indices=True
+    )
+    rows_a, rows_b = rows_a[at_a], rows_b[at_b]
+    differ = np.flatnonzero((rows_a[:, 2:4] != rows_b[:, 2:4]).any(axis=1))
+    if not len(differ):
+        return None
+    step, request, *of_a = map(int, rows_a[differ[0]])
+    _, _, *of_b = map(int, rows_b[differ[0]])
+    return _divergence(a, b, (step, request), (*of_a,), (*of_b,))
+
+
+def _last_of_each(record: RankRecord) -> Rows:
+    """The rows in order of step and request; of several for one request, the last."""
+    rows = _table(record.rows, 5)
+    rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
+    last = np.ones(len(rows), dtype=np.bool_)
+    last[:-1] = (rows[1:, :2] != rows[:-1, :2]).any(axis=1)
+    return rows[last]
+
+
+def _keys(rows: Rows) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+    pair = np.dtype([("step", np.int64), ("request", np.int64)])
+    return np.ascontiguousarray(rows[:, :2]).view(pair).reshape(-1)
 
 
 def _divergence(
     a: RankRecord,
     b: RankRecord,
     key: tuple[int, int],
-    of_a: tuple[int, int, int],
-    of_b: tuple[int, int, int],
+    of_a: tuple[int, ...],
+    of_b: tuple[int, ...],
 ) -> Finding:
     step, request = key
     req = a.names[request]

@@ -1,4 +1,4 @@
-"""One call's result: every trace's diagnosis, and where ranks disagree."""
+"""One call's result: every trace's diagnosis, what could not be replayed, where ranks disagree."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from kvcanary_cli.attribution.ranks import compare_ranks
+from kvcanary_cli.attribution.ranks import diverging_pairs
+from kvcanary_cli.attribution.runs import Candidate, find_runs
 from kvcanary_cli.replay.result import Verdict
 
 if TYPE_CHECKING:
@@ -16,31 +17,87 @@ if TYPE_CHECKING:
     from kvcanary_cli.attribution.result import Finding
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """An input of several that was not replayed to its end: nothing of it was checked.
+
+    Attributes:
+        path: As the user named it, or as it was found.
+        message: What went wrong.
+        hint: What to do next, or None.
+        exit_code: What a call with this input alone would end with.
+        details: A traceback, if the fault is ours.
+    """
+
+    path: str
+    message: str
+    hint: str | None
+    exit_code: int
+    details: str | None = None
+
+
 @dataclass(frozen=True)
 class Report:
     """What a ``replay`` call found.
 
     Attributes:
-        traces: One diagnosis per trace, in the order given.
+        traces: One diagnosis per trace that was replayed, in the order given.
         divergences: Findings that only several ranks together show.
+        divergent: For each of them the two numbers of ``traces`` that differ.
+        failed: Inputs that were not checked, in the order given.
+        notes: Sentences about the call as a whole.
     """
 
     traces: tuple[Diagnosis, ...]
     divergences: tuple[Finding, ...] = ()
+    divergent: tuple[tuple[int, int], ...] = ()
+    failed: tuple[Failed, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, traces: Sequence[Diagnosis]) -> Report:
-        """Put diagnoses together, compare their ranks and number the findings."""
-        several = len(traces) > 1
-        divergences = compare_ranks([d.rank for d in traces]) if several else []
-        report = cls(tuple(traces), tuple(divergences))
+    def of(
+        cls,
+        traces: Sequence[Diagnosis],
+        *,
+        found_in: Sequence[str | None] | None = None,
+        failed: Sequence[Failed] = (),
+    ) -> Report:
+        """Put diagnoses together, compare the ranks of each run and number the findings.
+
+        Args:
+            traces: Diagnoses in order.
+            found_in: The subfolder that each was found in, None if it was named itself.
+            failed: Inputs that could not be replayed.
+        """
+        folders = [None] * len(traces) if found_in is None else found_in
+        candidates = [
+            Candidate(d.replay.trace.path, d.rank, folder)
+            for d, folder in zip(traces, folders, strict=True)
+        ]
+        runs = find_runs(candidates)
+        pairs = []
+        for run in runs.runs:
+            for (a, b), finding in diverging_pairs([traces[k].rank for k in run]):
+                pairs.append(((run[a], run[b]), finding))
+        report = cls(
+            traces=tuple(traces),
+            divergences=tuple(finding for _pair, finding in pairs),
+            divergent=tuple(pair for pair, _finding in pairs),
+            failed=tuple(failed),
+            notes=tuple(_unclear([candidates[k] for k in group]) for group in runs.unclear),
+        )
         for number, finding in enumerate(report.findings, 1):
             finding.id = f"F{number}"
-        if several:
+        if report.is_several:
             for diagnosis in traces:
                 for finding in diagnosis.findings:
                     finding.rank = diagnosis.rank.number
         return report
+
+    @property
+    def is_several(self) -> bool:
+        """Whether the call had several inputs, be they replayed or not."""
+        return len(self.traces) + len(self.failed) > 1
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -49,11 +106,25 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """The gravest verdict; clean only if every trace was checked and is clean."""
+        """The gravest verdict; clean only if every input was checked and is clean."""
         verdicts = {d.verdict for d in self.traces}
         if self.divergences:
             verdicts.add(Verdict.CORRUPT)
         for verdict in (Verdict.CORRUPT, Verdict.CAPACITY):
             if verdict in verdicts:
                 return verdict
-        return Verdict.CLEAN if verdicts == {Verdict.CLEAN} else Verdict.NOT_CHECKED
+        if verdicts == {Verdict.CLEAN} and not self.failed:
+            return Verdict.CLEAN
+        return Verdict.NOT_CHECKED
+
+
+def _unclear(group: Sequence[Candidate]) -> str:
+    shown = ", ".join(one.path for one in group[:_SHOWN])
+    more = f" and {len(group) - _SHOWN} more" if len(group) > _SHOWN else ""
+    return (
+        f"ranks were not compared: {shown}{more} claim the same rank more than once, and neither "
+        "folder nor name tells their runs apart (replay each run by itself)"
+    )
+
+
+_SHOWN = 4

@@ -7,12 +7,7 @@ import sys
 import traceback
 from types import FrameType
 
-from kvcanary_cli.errors import EXIT_INTERRUPTED, InputError, KvCanaryError
-
-_REPORT = (
-    "this is a bug in kvcanary; please report it with the command and, if you may share it, the "
-    "trace (kvcanary --debug ... shows the traceback)"
-)
+from kvcanary_cli.errors import EXIT_INTERRUPTED, KvCanaryError, as_known
 
 
 class _Interrupted(BaseException):
@@ -45,30 +40,13 @@ def main(argv: list[str] | None = None) -> int:
     except KvCanaryError as error:
         known, failure = error, error
     except Exception as error:
-        failure = error
-        if _is_out_of_memory(error):
-            known = InputError(
-                "out of memory: this input needs more than the machine has free",
-                hint="cut the trace first (kvcanary trace cut --help), or use a larger machine",
-            )
-        else:
-            known = KvCanaryError(f"internal error: {type(error).__name__}: {error}", hint=_REPORT)
+        known, failure = as_known(error), error
     else:
         return 0
     if debug:
         traceback.print_exception(failure)
     Output().error(known)
     return known.exit_code
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether an allocation failed; torch says so by a RuntimeError, on each device its own."""
-    if isinstance(error, MemoryError):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and (
-        "can't allocate memory" in text or "out of memory" in text
-    )
 
 
 def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvcanary_cli.cli.output import Output, result_output
-from kvcanary_cli.cli.replay_run import run_replays
+from kvcanary_cli.cli.replay_run import Place, run_replays
 from kvcanary_cli.cli.steps import parse_steps
 from kvcanary_cli.errors import (
     EXIT_CLEAN,
     EXIT_FOUND,
+    EXIT_INPUT,
+    EXIT_INTERNAL,
     EXIT_NOTHING_CHECKED,
+    EXIT_USAGE,
     UsageError,
 )
 
@@ -26,9 +29,12 @@ EPILOG = (
     "  kvcanary replay trace.pt\n\n"
     "  kvcanary replay trace.pt --steps 40:50 --req req-007\n\n"
     "  kvcanary replay rank0.pt rank1.pt --format json -o result.json\n\n"
+    "  kvcanary replay recordings/ --jobs 8\n\n"
     "  kvcanary replay --explain-class use_after_free"
 )
 DEFAULT_MAX_ROWS = 40
+#: Of several inputs that failed, which one's exit code is the call's.
+_GRAVEST_FIRST = (EXIT_INTERNAL, EXIT_INPUT, EXIT_USAGE, EXIT_NOTHING_CHECKED)
 
 
 class BackendName(StrEnum):
@@ -96,11 +102,11 @@ def _explain_class(name: str | None) -> None:
 
 def replay(
     traces: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
             metavar="TRACE...",
-            help="Traces (.jsonl, .jsonl.zst, .pt, .kvtrace folder, - for stdin), or a folder "
-            "of them.",
+            help="Traces (.jsonl, .jsonl.zst, .pt, .kvtrace folder, - for stdin), folders of "
+            "them, or URLs of either (s3://, gs://, hf://, ...).",
         ),
     ],
     config: Annotated[
@@ -188,6 +194,24 @@ def replay(
             is_eager=True,
         ),
     ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "-j",
+            "--jobs",
+            min=0,
+            metavar="N",
+            help="Replay several traces in N processes, 0 = one a core; with --cluster: N tasks "
+            "at a time.",
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Replay on a Ray cluster: HOST:PORT, ray://HOST:PORT, auto, or local.",
+        ),
+    ] = None,
     exit_zero: Annotated[
         bool, typer.Option("--exit-zero", help="Exit 0 even if something was found.")
     ] = False,
@@ -199,6 +223,7 @@ def replay(
     ] = False,
 ) -> None:
     """Replay recorded forward batches through the canary: what does not fit or match."""
+    from kvcanary_cli.fleet.job import raised
     from kvcanary_cli.replay.options import Mode, RealData, ReplayOptions, Verify
 
     if log_lines and output_format is not FormatName.text:
@@ -223,8 +248,17 @@ def replay(
     )
     with result_output(output, quiet=quiet) as out:
         report = run_replays(
-            [str(path) for path in traces], options, out, config=config, capacity=capacity
+            traces,
+            options,
+            out,
+            config=config,
+            capacity=capacity,
+            place=Place(jobs=jobs, cluster=cluster),
         )
+        for failed in report.failed:
+            out.error(raised(failed))
+        for note in report.notes:
+            out.warn(note)
         _render(
             report,
             out,
@@ -242,10 +276,12 @@ def exit_code(report: Report, *, exit_zero: bool) -> int:
     from kvcanary_cli.replay.result import Verdict
 
     verdict = report.verdict
-    if verdict == Verdict.NOT_CHECKED:
-        return EXIT_NOTHING_CHECKED
-    found = verdict != Verdict.CLEAN
-    return EXIT_FOUND if found and not exit_zero else EXIT_CLEAN
+    if verdict in (Verdict.CORRUPT, Verdict.CAPACITY) and not exit_zero:
+        return EXIT_FOUND
+    if report.failed:
+        codes = {failed.exit_code for failed in report.failed}
+        return next(code for code in _GRAVEST_FIRST if code in codes)
+    return EXIT_NOTHING_CHECKED if verdict == Verdict.NOT_CHECKED else EXIT_CLEAN
 
 
 def _render(

@@ -2,91 +2,146 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvcanary_cli.cli.output import Output
-from kvcanary_cli.errors import InputError, NothingCheckedError, UsageError
+from kvcanary_cli.cli.replay_progress import progress_of_many, progress_of_one
+from kvcanary_cli.errors import NothingCheckedError, UsageError
 
 if TYPE_CHECKING:
-    from kvcanary_cli.attribution.report import Report
+    from kvcanary_cli.attribution.report import Failed, Report
+    from kvcanary_cli.fleet.inputs import Input
+    from kvcanary_cli.fleet.job import Job, Outcome
     from kvcanary_cli.replay.options import ReplayOptions
-    from kvcanary_cli.replay.result import Capacities, ReplayResult
-    from kvcanary_cli.trace.reader import TraceReader
+    from kvcanary_cli.replay.result import ReplayResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where several traces are replayed.
+
+    Attributes:
+        jobs: Processes, or tasks of the cluster, at a time; 0 = one a core, None = not stated.
+        cluster: Address of a Ray cluster, None = this machine.
+    """
+
+    jobs: int | None = None
+    cluster: str | None = None
+
+
+HERE = Place()
 
 
 def run_replays(
-    paths: list[str],
+    names: list[str],
     options: ReplayOptions,
     out: Output,
     *,
     config: Path | None = None,
     capacity: str | None = None,
+    place: Place = HERE,
 ) -> Report:
-    """Replay each trace in turn and put the results together.
+    """Replay traces and put the results together; of several, those that fail are listed in it.
 
     Raises:
-        InputError: A trace or the configuration cannot be used.
+        InputError: The only trace, or the configuration, cannot be used.
         NothingCheckedError: A filter that names nothing in any trace.
+        UsageError: The place cannot be had, or a pipe is to be replayed there.
     """
-    from kvcanary_cli.attribution.diagnose import diagnose_trace
     from kvcanary_cli.attribution.report import Report
-    from kvcanary_cli.replay.capacity_limits import parse_capacity_option, with_overrides
-    from kvcanary_cli.trace.reader import open_trace
+    from kvcanary_cli.fleet.inputs import expand, refuse_pipes
+
+    inputs = expand(names)
+    if len(inputs) == 1 and inputs[0].problem is not None:
+        raise inputs[0].problem
+    if place.cluster is not None or (len(inputs) > 1 and place.jobs not in (None, 1)):
+        refuse_pipes(inputs)
+    jobs = _jobs(inputs, options, config, capacity)
+    if len(inputs) == 1 and place.cluster is None:
+        outcomes = [_run_alone(jobs[0], out)]
+    else:
+        outcomes = _run_many(jobs, place, options, out)
+    for outcome in outcomes:
+        for warning in outcome.warnings:
+            out.warn(warning)
+    failed = _failures(inputs, outcomes)
+    diagnoses = [o.diagnosis for o in outcomes if o.diagnosis is not None]
+    if len(inputs) == 1 and failed:
+        from kvcanary_cli.fleet.job import raised
+
+        raise raised(failed[0])
+    if diagnoses:
+        _check_filters([diagnosis.replay for diagnosis in diagnoses], options, out)
+    found_in = [inputs[o.number].found_in for o in outcomes if o.diagnosis is not None]
+    return Report.of(diagnoses, found_in=found_in, failed=failed)
+
+
+def _jobs(
+    inputs: list[Input], options: ReplayOptions, config: Path | None, capacity: str | None
+) -> list[Job]:
+    from kvcanary_cli.fleet.job import Job
+    from kvcanary_cli.replay.capacity_limits import parse_capacity_option
+    from kvcanary_cli.serving.trace_capacities import read_config
 
     overrides = {} if capacity is None else parse_capacity_option(capacity)
-    _prepare_backend(options.backend, out)
-    diagnoses = []
-    names = _expand(paths)
-    for path in names:
-        reader = open_trace(path)
-        capacities = with_overrides(_stated_capacities(reader, config, out), overrides)
-        with _progress(out, reader) as advance:
-            diagnoses.append(
-                diagnose_trace(reader, options, capacities, advance, ranks=len(names) > 1)
-            )
-    _check_filters([diagnosis.replay for diagnosis in diagnoses], options, out)
-    return Report.of(diagnoses)
-
-
-def _stated_capacities(reader: TraceReader, config: Path | None, out: Output) -> Capacities:
-    """Capacities by ``--config``, or by the header, whose faults must not stop the replay."""
-    from kvcanary_cli.replay.capacity_limits import NOT_CHECKED
-    from kvcanary_cli.serving.trace_capacities import capacities_of_trace
-
-    if config is not None:
-        return capacities_of_trace(reader.header, str(config))
-    try:
-        return capacities_of_trace(reader.header, None)
-    except InputError as error:
-        out.warn(f"{reader.name}: {error.message}: capacities are not checked (see --capacity)")
-        return NOT_CHECKED
-
-
-def _expand(paths: list[str]) -> list[str]:
-    """Folders that hold traces, but are none, stand for their traces."""
-    from kvcanary_cli.trace.manifest import is_trace_folder
-
-    out: list[str] = []
-    for name in paths:
-        path = Path(name)
-        if not path.is_dir() or is_trace_folder(path):
-            out.append(name)
-            continue
-        inside = sorted(
-            str(child)
-            for child in path.iterdir()
-            if child.name.endswith((".jsonl", ".jsonl.zst", ".pt", ".kvtrace"))
+    stated = None if config is None else read_config(str(config))
+    return [
+        Job(
+            number=number,
+            name=one.name,
+            found_in=one.found_in,
+            several=len(inputs) > 1,
+            options=options,
+            config=stated,
+            overrides=overrides,
+            folder=os.getcwd(),
         )
-        if not inside:
-            raise InputError(
-                f"{name}: the folder holds no trace",
-                hint="expected a .kvtrace folder, or files .jsonl, .jsonl.zst or .pt in it",
-            )
-        out += inside
-    return out
+        for number, one in enumerate(inputs)
+        if one.problem is None
+    ]
+
+
+def _run_alone(job: Job, out: Output) -> Outcome:
+    """The only trace, in this process; what stops it ends the command."""
+    from kvcanary_cli.fleet.job import Outcome, diagnose_job
+
+    _prepare_backend(job.options.backend, out)
+    with progress_of_one(out, job.name) as progress:
+        diagnosis, warnings = diagnose_job(job, progress)
+    return Outcome(number=job.number, diagnosis=diagnosis, warnings=warnings)
+
+
+def _run_many(jobs: list[Job], place: Place, options: ReplayOptions, out: Output) -> list[Outcome]:
+    from kvcanary_cli.fleet.job import run_here
+
+    size = os.cpu_count() or 1 if place.jobs == 0 else place.jobs
+    if place.cluster is not None:
+        from kvcanary_cli.fleet.cluster import run_on_cluster
+
+        # The machines of the cluster have backends of their own.
+        with progress_of_many(out, [job.number for job in jobs]) as watch:
+            return run_on_cluster(jobs, place.cluster, None if not place.jobs else size, watch)
+    _prepare_backend(options.backend, out)
+    with progress_of_many(out, [job.number for job in jobs]) as watch:
+        if size is None or size == 1 or len(jobs) < 2:
+            return run_here(jobs, watch)
+        from kvcanary_cli.fleet.processes import run_in_processes
+
+        return run_in_processes(jobs, size, watch)
+
+
+def _failures(inputs: list[Input], outcomes: list[Outcome]) -> list[Failed]:
+    """What was not checked, in the order of the inputs."""
+    from kvcanary_cli.fleet.job import failure
+
+    found = {o.number: o.failed for o in outcomes if o.failed is not None}
+    for number, one in enumerate(inputs):
+        if one.problem is not None:
+            found[number] = failure(one.name, one.problem)
+    return [found[number] for number in sorted(found)]
 
 
 def _prepare_backend(name: str, out: Output) -> None:
@@ -103,37 +158,6 @@ def _prepare_backend(name: str, out: Output) -> None:
         if not is_cached():
             out.note("compiling kernels for this machine (first run only) ...")
             compile_all()
-
-
-@contextmanager
-def _progress(out: Output, reader: TraceReader) -> Iterator[Any]:
-    """A progress bar on stderr, on a terminal only."""
-    if out.quiet or not out.stderr.is_terminal:
-        yield None
-        return
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-    from rich.text import Text
-
-    from kvcanary_cli.report.words import safe
-
-    with Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=out.stderr,
-        transient=True,
-    ) as bar:
-        task = bar.add_task(Text(safe(reader.name)).plain, total=reader.bytes_total)
-        yield lambda: bar.update(task, completed=reader.bytes_read)
 
 
 def _check_filters(results: list[ReplayResult], options: ReplayOptions, out: Output) -> None:

@@ -10,11 +10,12 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from kvcanary_cli import __version__
+from kvcanary_cli.report.failed import failed_dict
 from kvcanary_cli.report.finding_dict import finding_dict, ownership_dict
 from kvcanary_cli.report.words import hex64
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from kvcanary_cli.attribution.diagnose import Diagnosis
     from kvcanary_cli.attribution.report import Report
@@ -26,7 +27,7 @@ SCHEMA_VERSION = 1
 
 def json_parts(report: Report) -> Iterator[str]:
     """One JSON object; several traces stand under ``traces``, what was found carries ``rank``."""
-    several = len(report.traces) > 1
+    several = report.is_several
     results = [diagnosis.replay for diagnosis in report.traces]
     head: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -35,29 +36,30 @@ def json_parts(report: Report) -> Iterator[str]:
     }
     if several:
         head["traces"] = [_trace_facts(result) for result in results]
+        head["failed"] = [failed_dict(failed) for failed in report.failed]
     else:
         head |= _trace_facts(results[0])
     head["capacity_violations"] = [
-        _ranked(capacity_dict(finding), diagnosis, several)
-        for diagnosis in report.traces
+        _placed(capacity_dict(finding), diagnosis, several, k)
+        for k, diagnosis in enumerate(report.traces)
         for finding in diagnosis.replay.capacity_violations
     ]
     text = json.dumps(head)
     yield text[:-1] + ', "violations": ['
     separator = ""
-    for diagnosis in report.traces:
+    for k, diagnosis in enumerate(report.traces):
         for violation in diagnosis.replay.violations:
-            cell = _ranked(violation_dict(violation), diagnosis, several)
+            cell = _placed(violation_dict(violation), diagnosis, several, k)
             yield separator + json.dumps(cell)
             separator = ", "
     tail: dict[str, Any] = {
         "ownership": [
-            _ranked(ownership_dict(found), diagnosis, several)
-            for diagnosis in report.traces
+            _placed(ownership_dict(found), diagnosis, several, k)
+            for k, diagnosis in enumerate(report.traces)
             for found in diagnosis.ownership
         ],
-        "findings": [finding_dict(finding) for finding in report.findings],
-        "coverage": _merged(results),
+        "findings": list(_finding_dicts(report)),
+        "coverage": _merged(report),
         "verdict": report.verdict,
     }
     yield "], " + json.dumps(tail)[1:] + "\n"
@@ -65,20 +67,22 @@ def json_parts(report: Report) -> Iterator[str]:
 
 def jsonl_parts(report: Report) -> Iterator[str]:
     """One object a line: capacity violations, violations, then the ``summary``."""
-    several = len(report.traces) > 1
+    several = report.is_several
     results = [diagnosis.replay for diagnosis in report.traces]
-    for diagnosis in report.traces:
+    for k, diagnosis in enumerate(report.traces):
         for overflow in diagnosis.replay.capacity_violations:
             cell = {"kind": "capacity_violation"} | capacity_dict(overflow)
-            yield json.dumps(_ranked(cell, diagnosis, several)) + "\n"
+            yield json.dumps(_placed(cell, diagnosis, several, k)) + "\n"
         for violation in diagnosis.replay.violations:
             cell = {"kind": "violation"} | violation_dict(violation)
-            yield json.dumps(_ranked(cell, diagnosis, several)) + "\n"
+            yield json.dumps(_placed(cell, diagnosis, several, k)) + "\n"
         for found in diagnosis.ownership:
             cell = {"kind": "ownership"} | ownership_dict(found)
-            yield json.dumps(_ranked(cell, diagnosis, several)) + "\n"
-    for finding in report.findings:
-        yield json.dumps({"kind": "finding"} | finding_dict(finding)) + "\n"
+            yield json.dumps(_placed(cell, diagnosis, several, k)) + "\n"
+    for finding in _finding_dicts(report):
+        yield json.dumps({"kind": "finding"} | finding) + "\n"
+    for failed in report.failed:
+        yield json.dumps({"kind": "failed"} | failed_dict(failed)) + "\n"
     summary: dict[str, Any] = {
         "kind": "summary",
         "schema_version": SCHEMA_VERSION,
@@ -89,16 +93,31 @@ def jsonl_parts(report: Report) -> Iterator[str]:
         "violations": sum(len(r.violations) for r in results),
         "ownership": sum(len(diagnosis.ownership) for diagnosis in report.traces),
         "findings": len(report.findings),
-        "coverage": _merged(results),
+        "failed": len(report.failed),
+        "coverage": _merged(report),
         "verdict": report.verdict,
     }
     yield json.dumps(summary) + "\n"
 
 
-def _ranked(cell: dict[str, Any], diagnosis: Diagnosis, several: bool) -> dict[str, Any]:
+def _placed(
+    cell: dict[str, Any], diagnosis: Diagnosis, several: bool, trace: int
+) -> dict[str, Any]:
+    """``cell`` with its rank and the number of its trace in ``traces``, if there are several."""
     if several:
         cell["rank"] = diagnosis.rank.number
+        cell["trace"] = trace
     return cell
+
+
+def _finding_dicts(report: Report) -> Iterator[dict[str, Any]]:
+    """Findings in order; of several inputs each with the numbers of the traces that show it."""
+    for k, diagnosis in enumerate(report.traces):
+        for finding in diagnosis.findings:
+            cell = finding_dict(finding)
+            yield cell | {"traces": [k]} if report.is_several else cell
+    for pair, finding in zip(report.divergent, report.divergences, strict=True):
+        yield finding_dict(finding) | {"traces": list(pair)}
 
 
 def _trace_facts(result: ReplayResult) -> dict[str, Any]:
@@ -221,6 +240,7 @@ def coverage_dict(coverage: Coverage, result: ReplayResult) -> dict[str, Any]:
     }
 
 
+_CHECKS = ("capacities", "canary", "ownership", "findings")
 _SUMMED = (
     "steps",
     "forwards",
@@ -238,14 +258,16 @@ _SUMMED = (
 )
 
 
-def _merged(results: Sequence[ReplayResult]) -> dict[str, Any]:
+def _merged(report: Report) -> dict[str, Any]:
     """Coverage of several traces: counts added, a family or check counts only if all have it."""
+    results = [diagnosis.replay for diagnosis in report.traces]
     each = [coverage_dict(result.coverage, result) for result in results]
-    if len(each) == 1:
+    if not report.is_several:
         return each[0]
     out: dict[str, Any] = {name: sum(c[name] for c in each) for name in _SUMMED}
-    out["records"] = sorted(set.intersection(*(set(c["records"]) for c in each)))
-    out["blind_to"] = sorted(set.union(*(set(c["blind_to"]) for c in each)))
+    recorded = [set(c["records"]) for c in each] or [set()]
+    out["records"] = sorted(set.intersection(*recorded))
+    out["blind_to"] = sorted({name for c in each for name in c["blind_to"]})
     reasons: dict[str, int] = {}
     for cell in each:
         for reason, number in cell["skip_reasons"].items():
@@ -253,11 +275,15 @@ def _merged(results: Sequence[ReplayResult]) -> dict[str, Any]:
     out["skip_reasons"] = reasons
     for name in ("ended_at_event", "stopped_at_step"):
         out[name] = next((c[name] for c in each if c[name] is not None), None)
-    out["filters"] = each[0]["filters"]
-    out["checks"] = {name: all(c["checks"][name] for c in each) for name in each[0]["checks"]}
+    out["filters"] = each[0]["filters"] if each else []
+    out["checks"] = {
+        name: bool(each) and not report.failed and all(c["checks"][name] for c in each)
+        for name in _CHECKS
+    }
     out["notes"] = [
         f"{result.trace.path}: {note}"
         for result, cell in zip(results, each, strict=True)
         for note in cell["notes"]
     ]
+    out["notes"] += report.notes
     return out

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from kvcanary_cli.replay.result import Verdict
 from kvcanary_cli.report import finding_summary
+from kvcanary_cli.report.failed import failed_part
 from kvcanary_cli.report.finding_text import finding_part, ownership_part
 from kvcanary_cli.report.fold import fold_violations
 from kvcanary_cli.report.tables import data_table
@@ -54,15 +55,30 @@ def render(
         yield from _capacity_part(result, width, max_rows)
         yield _coverage(result, verbose=verbose)
         yield ""
-    yield from _findings_part(report.divergences, None, width, max_rows, ranks)
+    yield from _divergence_part(report, width, max_rows)
+    if report.failed:
+        yield from failed_part(report)
+        yield ""
+    for note in report.notes:
+        yield Text(f"note: {safe(note)}", overflow="fold")
+    yield summary_line(report)
+
+
+def _divergence_part(report: Report, width: int, max_rows: int | None) -> Iterator[RenderableType]:
+    """What ranks of one run did otherwise, and which traces those are."""
+    for (a, b), finding in list(zip(report.divergent, report.divergences, strict=True))[:max_rows]:
+        paths = [safe(report.traces[k].replay.trace.path) for k in (a, b)]
+        yield Text(_line("RANKS", " and ".join(paths)), overflow="fold")
+        yield from finding_part(finding, None, width, len(report.traces))
+    if max_rows is not None:
+        yield from _rest_part(report.divergences[max_rows:])
     if report.divergences:
         yield ""
-    yield summary_line(report)
 
 
 def _findings_part(
     findings: Sequence[Finding],
-    diagnosis: Diagnosis | None,
+    diagnosis: Diagnosis,
     width: int,
     max_rows: int | None,
     ranks: int,
@@ -70,7 +86,11 @@ def _findings_part(
     """The blocks; of those beyond ``max_rows`` only the frozen line."""
     for finding in findings[:max_rows]:
         yield from finding_part(finding, diagnosis, width, ranks)
-    rest = [] if max_rows is None else findings[max_rows:]
+    if max_rows is not None:
+        yield from _rest_part(findings[max_rows:])
+
+
+def _rest_part(rest: Sequence[Finding]) -> Iterator[RenderableType]:
     if rest:
         yield ""
         yield _more(len(rest), "findings in full")
@@ -98,12 +118,14 @@ def summary_line(report: Report) -> Text:
         facts.insert(2, f"first at step {first}")
     if ownership:
         facts.insert(-2, count(ownership, "broken ownership rule"))
-    if len(results) > 1:
-        facts.append(f"{len(results)} traces")
+    if report.is_several:
+        facts.append(count(len(results), "trace"))
+    if report.failed:
+        facts.append(f"{len(report.failed):,} NOT CHECKED")
     ended = [r.coverage.ended_at_event for r in results if r.coverage.ended_at_event is not None]
     if ended:
         facts.append(f"recording ended early at event {ended[0]}")
-    if results[0].filters:
+    if results and results[0].filters:
         others = sum(result.filtered_out for result in results)
         facts.append(
             f"only {'; '.join(results[0].filters)}: {count(others, 'violation')} elsewhere"

@@ -6,6 +6,7 @@ pool and of the request table.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvcanary_cli.errors import InputError
@@ -19,6 +20,7 @@ from kvcanary_cli.serving.values import Given
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from kvcanary_cli.serving.read_sources import Reading
     from kvcanary_cli.serving.values import Resolution
     from kvcanary_cli.trace.header import TraceHeader
 
@@ -32,31 +34,55 @@ _NAMES: Mapping[str, str] = {
     "chunked_prefill_size": "chunked_prefill_size",
     "speculative_num_draft_tokens": "speculative_num_draft_tokens",
 }
+_TELLING = frozenset({*_NAMES.values(), "max_total_tokens", "kv_tokens"})
 _UNCHUNKED = -1
 
 
-def capacities_of_trace(header: TraceHeader, config: str | None) -> Capacities:
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A configuration, script, log or server-info, read once for any number of traces.
+
+    Attributes:
+        name: As the user named it.
+        reading: What it states.
+    """
+
+    name: str
+    reading: Reading
+
+
+def read_config(name: str) -> Config:
+    """Read what stands instead of the arguments in a trace's header.
+
+    Raises:
+        InputError: It cannot be used, or says nothing that capacities follow from.
+    """
+    reading = merge([read_source(name)])
+    if not {one.name for one in reading.given} & _TELLING:
+        raise InputError(
+            f"{name}: holds none of the arguments that the capacities follow from",
+            hint="for example max-running-requests, cuda-graph-max-bs, max-prefill-tokens, "
+            "chunked-prefill-size",
+        )
+    return Config(name, reading)
+
+
+def capacities_of_trace(header: TraceHeader, config: Config | None) -> Capacities:
     """Capacities that the server of this trace had.
 
     Args:
         header: The trace's header.
-        config: A configuration, script, log or server-info instead of the header's arguments.
+        config: What to use instead of the header's arguments.
 
     Raises:
-        InputError: The source cannot be used, or says nothing that capacities follow from.
+        InputError: The server would refuse the arguments, or they are of the wrong type.
     """
     if config is not None:
-        reading = merge([read_source(config)])
+        reading = config.reading
         stated = {one.name for one in reading.given}
-        if not stated & {*_NAMES.values(), "max_total_tokens", "kv_tokens"}:
-            raise InputError(
-                f"{config}: holds none of the arguments that the capacities follow from",
-                hint="for example max-running-requests, cuda-graph-max-bs, max-prefill-tokens, "
-                "chunked-prefill-size",
-            )
         given = [*_facts(header, stated), *reading.given]
         version = reading.version or _version(header)
-        return _capacities(given, version, f"config: {config}")
+        return _capacities(given, version, f"config: {config.name}")
     if header.serving_args is None:
         return NOT_CHECKED
     arguments = _header_arguments(header.serving_args)

@@ -11,7 +11,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from kvcanary_cli.trace.ahead import read_ahead
 from kvcanary_cli.trace.digest import BackgroundDigest, files_sha256
@@ -20,6 +20,7 @@ from kvcanary_cli.trace.header import TraceHeader, parse_header
 from kvcanary_cli.trace.jsonl import parse_segments, read_header_line
 from kvcanary_cli.trace.lines import ZSTD_MAGIC, decompress_chunks, read_chunks, split_lines
 from kvcanary_cli.trace.notes import TraceNotes
+from kvcanary_cli.trace.remote import RemotePath, is_remote
 from kvcanary_cli.trace.validate import StreamValidator, check_columns
 
 if TYPE_CHECKING:
@@ -132,8 +133,8 @@ def open_trace(path: str | os.PathLike[str]) -> TraceReader:
     The content decides the form; the name is only used in messages.
 
     Args:
-        path: ``.jsonl``, ``.jsonl.zst``, ``.pt``, a ``.kvtrace`` folder, or ``-`` for JSONL
-            (plain or zstd) on stdin.
+        path: ``.jsonl``, ``.jsonl.zst``, ``.pt``, a ``.kvtrace`` folder, the URL of one of them,
+            or ``-`` for JSONL (plain or zstd) on stdin.
 
     Raises:
         TraceError: It cannot be opened, or is no trace.
@@ -141,7 +142,8 @@ def open_trace(path: str | os.PathLike[str]) -> TraceReader:
     name = os.fspath(path)
     if name == STDIN:
         return _StreamReader(sys.stdin.buffer, "<stdin>")
-    place = Path(name)
+    # It has the methods of a Path that readers use.
+    place = cast("Path", RemotePath(name)) if is_remote(name) else Path(name)
     try:
         if place.is_dir():
             from kvcanary_cli.trace.folder_reader import FolderReader

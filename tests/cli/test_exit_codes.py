@@ -99,7 +99,7 @@ def test_too_little_memory_is_code_4(
 def test_torch_names_a_failed_allocation_as_we_expect() -> None:
     import torch
 
-    from kvcanary_cli.cli.main import _is_out_of_memory
+    from kvcanary_cli.errors import _is_out_of_memory
 
     with pytest.raises(RuntimeError) as failed:
         torch.empty(1 << 60, dtype=torch.uint8)

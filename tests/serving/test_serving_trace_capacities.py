@@ -8,7 +8,7 @@ import pytest
 
 from kvcanary_cli.errors import InputError
 from kvcanary_cli.replay.capacity_limits import NOT_CHECKED
-from kvcanary_cli.serving.trace_capacities import capacities_of_trace
+from kvcanary_cli.serving.trace_capacities import capacities_of_trace, read_config
 from kvcanary_cli.trace.header import TraceHeader, parse_header
 from kvcanary_cli.trace.reader import open_trace
 from tests.tools.engine_state import CAPTURES
@@ -123,7 +123,7 @@ def test_recorded_servers_had_these_capacities(name: str) -> None:
 def test_any_source_will_do_and_beats_the_header(tmp_path: Path, name: str, text: str) -> None:
     source = tmp_path / name
     source.write_text(text)
-    found = capacities_of_trace(_header({"cuda_graph_max_bs": 99}), str(source))
+    found = capacities_of_trace(_header({"cuda_graph_max_bs": 99}), read_config(str(source)))
     assert (found.verify, found.write_req) == (300, 5)
     assert found.source == f"config: {source}"
 
@@ -132,4 +132,4 @@ def test_a_source_that_says_nothing_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "a.yaml"
     source.write_text("model-path: x\n")
     with pytest.raises(InputError, match="holds none of the arguments"):
-        capacities_of_trace(_header(None), str(source))
+        read_config(str(source))

@@ -1,0 +1,1 @@
+"""Many traces in one call: which they are, and where they are replayed."""
