@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 # Classes whose cause event is one that moves slots or rows: it explains all that follows from it.
 # Two faults of one forward are two, whatever they have in common.
 _LIFETIME = frozenset({"use_after_free", "double_alloc", "late_write", "transfer_race"})
+# What the row of a request that is gone leads to.
+_MET_BY_OVERRUN = frozenset({"use_after_free", "bad_translation", "unwritten_read"})
 
 
 def fold_consequences(findings: list[Finding]) -> None:
@@ -80,7 +82,7 @@ def _read_on_the_way(finding: Finding, late: Finding) -> bool:
     return (
         finding is not late
         and late.cls == "late_write"
-        and finding.cls == "use_after_free"
+        and finding.cls in _MET_BY_OVERRUN
         and finding.worker == late.worker
         and finding.victim is not None
         and finding.victim == late.culprit.req
@@ -93,6 +95,6 @@ def _read_on_the_way(finding: Finding, late: Finding) -> bool:
 def _fold_read(finding: Finding, late: Finding) -> None:
     late.violations += finding.violations
     late.evidence.append(
-        f"the same forward read {len(finding.slots)} slots that {finding.victim} had given back "
-        f"at event {finding.cause_event}"
+        f"the same forward of {finding.victim} read {len(finding.slots)} slots that it had no "
+        f"longer: {finding.cls} ({finding.subtype})"
     )

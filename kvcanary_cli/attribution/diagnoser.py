@@ -411,6 +411,8 @@ class Diagnoser:
                 (victim, position, chunk.event)
             ) or self.book.in_full.get((victim, position + 1, chunk.event))
         if finding is None:
+            finding = self._fed_wrongly(chunk, (slot, prev))
+        if finding is None:
             place = prev if prev > 0 else slot
             damage = self._damage(chunk, k, forward, place, position, victim)
             damage.expected_token = None
@@ -429,6 +431,22 @@ class Diagnoser:
             return
         if slot not in finding.slots:
             finding.seam_slots.add(slot)
+
+    def _fed_wrongly(self, chunk: ViolationChunk, slots: tuple[int, int]) -> Finding | None:
+        """The finding of a wrong input that the chain of one of ``slots`` goes back to.
+
+        Rows that were written behind a wrong token carry its chain; beside the cache's rows for
+        the same tokens, to which cells were set later, they look replaced.
+        """
+        writes = self.follower.lane(*self._lane(chunk))
+        for finding in self.book.findings:
+            if finding.cls in ONE_STEP and finding.worker == chunk.worker:
+                code = self.follower.names.code(finding.culprit.req or "")
+                for slot in slots:
+                    mine = slot > 0 and int(writes.req[slot]) == code
+                    if mine and int(writes.event[slot]) == finding.corrupting_event:
+                        return finding
+        return None
 
     def _is_cached_chain(self, slot: int) -> bool:
         """Whether the prefix cache holds the chain that ``slot`` held when it was freed."""

@@ -89,6 +89,8 @@ def drive(run: dict[str, Any]) -> None:
         "drafted": load.drafted,
         "thread_s": thread_s,
         "truth": load.truth,
+        "tokens": load.tokens,
+        "cached_blocks": load.cached_blocks(),
         "error": error,
         "finished": load.done,
     }
@@ -129,6 +131,7 @@ class Load:
         self.waiting = self._prompts()
         self.launches = self.preempted = self.aborted = self.drafted = 0
         self.done = False
+        self.tokens: dict[str, list[int]] = {}
         self.truth: dict[str, Any] | None = None
         self._sent = 0
         self._forward = self.runner._model_forward
@@ -140,6 +143,13 @@ class Load:
             return preempt(*args, **kwargs)
 
         self.scheduler._preempt_request = counted
+        free = self.scheduler._free_request
+
+        def kept(request: Any, *args: Any, **kwargs: Any) -> Any:
+            self.tokens[request.request_id] = list(request.all_token_ids)
+            return free(request, *args, **kwargs)
+
+        self.scheduler._free_request = kept
 
     def _prompts(self) -> list[tuple[list[int], int]]:
         run, rng = self.run, self.random
@@ -183,6 +193,11 @@ class Load:
                 self.done = True
                 return
             self.engine.step()
+
+    def cached_blocks(self) -> list[int]:
+        """Blocks that the prefix cache can serve."""
+        pool = self.scheduler.kv_cache_manager.block_pool
+        return [block.block_id for block in pool.blocks if block.block_hash is not None]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """In the place of the runner's ``_model_forward``."""

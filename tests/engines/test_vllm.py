@@ -1,0 +1,187 @@
+"""Recordings of the real vLLM on a CPU, replayed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from kvcanary_cli.trace.reader import open_trace
+from tests.engines.setup_vllm import VLLM, default_folder, set_up
+from tests.engines.vllm_runs import RUNS, Run, run_all
+from tests.record.helpers import events, replay, steps
+
+CLEAN = ["prefix", "preemption", "ngram"]
+STEPS, REQUESTS = 300, 40
+
+#: Planted fault to the class that it must be called.
+CLASSES = {
+    "free_live_block": "use_after_free",
+    "hand_out_twice": "double_alloc",
+    "swap_cells": "stale_mapping",
+    "kv_bytes": "payload_mutation",
+    "shift_position": "position_misalign",
+    "shift_slot": "late_write",
+}
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """The finished runs; the engine's environment is made if it is not there."""
+    set_up(default_folder())
+    return run_all(tmp_path_factory.mktemp("vllm"))
+
+
+def _kinds(run: Run) -> Counter[str]:
+    return Counter(event["kind"] for event in events(run.trace))
+
+
+def _forwards(run: Run) -> list[dict[str, Any]]:
+    return [event for event in events(run.trace) if event["kind"] == "forward"]
+
+
+@pytest.mark.parametrize("name", [*CLEAN, "no_cache"])
+def test_a_healthy_run_replays_clean(name: str, runs: dict[str, Run]) -> None:
+    done = runs[name]
+    assert done.result["error"] is None
+    assert done.result["finished"]
+    # A launch in which one request reads what another one writes is told as two.
+    assert steps(done.trace) == list(range(len(steps(done.trace))))
+    assert done.result["launches"] <= len(steps(done.trace)) <= 1.1 * done.result["launches"]
+    kinds = _kinds(done)
+    assert kinds["finish"] + kinds["abort"] == RUNS[name]["requests"]
+    assert kinds["abort"] == done.result["aborted"]
+    assert kinds["retract"] == done.result["preempted"]
+    diagnosis = replay(done.trace)
+    assert not diagnosis.ownership
+    assert not diagnosis.findings
+    assert not len(diagnosis.replay.violations)
+    assert diagnosis.verdict == "clean"
+    if name in CLEAN:
+        assert len(steps(done.trace)) >= STEPS
+        assert kinds["finish"] + kinds["abort"] == REQUESTS
+        assert diagnosis.replay.coverage.entries_verified > 50_000
+        told = ("map", "alloc", "free", "own", "publish", "unpublish", "match", "history")
+        assert min(kinds[kind] for kind in told) > 0
+
+
+def test_the_runs_show_what_they_are_there_for(runs: dict[str, Run]) -> None:
+    assert runs["prefix"].result["aborted"] > 0
+    assert replay(runs["prefix"].trace).replay.coverage.kv_hashes > 10_000
+    assert runs["preemption"].result["preempted"] > 10
+    assert {"MIXED", "DECODE"} <= {e["forward_mode"] for e in _forwards(runs["preemption"])}
+    assert "TARGET_VERIFY" in {e["forward_mode"] for e in _forwards(runs["ngram"])}
+    reasons = {e.get("reason") for e in events(runs["preemption"].trace) if e["kind"] == "free"}
+    assert {"evict", "retract", "release"} <= reasons
+    assert not {"own", "publish", "match"} & set(_kinds(runs["no_cache"]))
+    # Requests that arrive together are served from blocks that are being written.
+    split = sum(len(steps(run.trace)) - run.result["launches"] for run in runs.values())
+    assert split > 0
+
+
+def test_the_tokens_told_are_those_that_were_answered(runs: dict[str, Run]) -> None:
+    done = runs["ngram"]
+    told: dict[str, list[int]] = {}
+    for event in events(done.trace):
+        if event["kind"] == "history":
+            tokens = told.setdefault(event["req"], [])
+            assert event["start"] == len(tokens)
+            tokens += event["ids"]
+    assert told == done.result["tokens"]
+
+
+def test_accepted_drafts_are_what_the_request_went_on_with(runs: dict[str, Run]) -> None:
+    done = runs["ngram"]
+    tokens = done.result["tokens"]
+    accepted = 0
+    for event in events(done.trace):
+        if event["kind"] != "accept":
+            continue
+        count, end = len(event["nodes"]), event["committed_len"]
+        assert event["nodes"] == list(range(count))
+        # The last token may lie behind the request's end.
+        said = tokens[event["req"]][end - count : end + 1]
+        assert event["tokens"][: len(said)] == said
+        accepted += count - 1
+    assert accepted > 100
+
+
+def test_the_last_owners_are_the_engines_own(runs: dict[str, Run]) -> None:
+    """What the cache owns at the end is what the block pool still has a hash of."""
+    for name in CLEAN:
+        done = runs[name]
+        owned: set[int] = set()
+        for event in events(done.trace):
+            if event["kind"] == "own" and event["owner"] == "tree":
+                owned |= set(event["slots"])
+            elif event["kind"] in ("free", "alloc"):
+                owned -= set(event["slots"])
+        size = open_trace(done.trace).header.pool.page_size
+        assert {slot // size for slot in owned} == set(done.result["cached_blocks"])
+
+
+def test_the_header_says_what_was_recorded(runs: dict[str, Run]) -> None:
+    header = open_trace(runs["prefix"].trace).header
+    assert (header.engine_name, header.engine_version) == ("vllm", VLLM)
+    assert not header.starts_mid_run
+    assert header.pool.reserved == tuple(range(32))
+    assert (header.pool.slots, header.pool.max_slot) == (63 * 32, 64 * 32 - 1)
+    assert header.serving_args is not None
+    assert header.serving_args["max_num_seqs"] == 8
+    assert header.serving_args["block_size"] == 32
+    families = {"forward", "map", "alloc", "request", "history", "prefix", "kv_hash"}
+    assert families <= header.records
+    assert "spec" not in header.records
+    assert "spec" in open_trace(runs["ngram"].trace).header.records
+    assert open_trace(runs["preemption"].trace).header.tokens == "salted"
+
+
+@pytest.mark.parametrize("fault", CLASSES)
+def test_a_fault_in_the_live_engine_is_named(fault: str, runs: dict[str, Run]) -> None:
+    done = runs[f"fault_{fault}"]
+    # Launches and steps of the trace have the same numbers here.
+    assert len(steps(done.trace)) == done.result["launches"]
+    truth: dict[str, Any] = done.result["truth"]
+    finding = replay(done.trace).findings[0]
+    assert finding.cls == CLASSES[fault]
+    if fault == "shift_slot":
+        # Whoever reads the slot that was hit, and who hit it.
+        assert finding.victim == truth["other"]
+        assert finding.culprit.req == truth["req"]
+        assert finding.slots == (truth["target"],)
+    else:
+        assert finding.victim == truth["req"]
+    if fault == "shift_position":
+        assert truth["position"] in finding.positions
+    if fault in ("kv_bytes", "swap_cells"):
+        assert truth["slot"] in finding.slots
+    if fault in ("free_live_block", "hand_out_twice"):
+        assert {slot // 32 for slot in finding.slots} == {truth["slot"] // 32}
+    assert finding.first_bad_step == _first_bad_step(done, fault, truth)
+
+
+def _first_bad_step(done: Run, fault: str, truth: dict[str, Any]) -> int:
+    """The first forward that reads the damage, from the trace and what was planted."""
+    launched = [
+        e for e in _forwards(done) if truth["req"] in e["reqs"] and e["step"] >= truth["launch"]
+    ]
+    if fault not in ("free_live_block", "hand_out_twice"):
+        return int(launched[0]["step"])
+    block = truth["slot"] // 32
+    spoiled = [
+        e["step"]
+        for e in _forwards(done)
+        if e["step"] >= truth["launch"]
+        and any(
+            slot // 32 == block and req != truth["req"]
+            for slot, req in zip(e["out_cache_loc"], _writers(e), strict=True)
+        )
+    ]
+    # Whoever writes the block first shows at the victim's next forward behind it.
+    return int(min(e["step"] for e in launched if e["step"] > spoiled[0]))
+
+
+def _writers(forward: dict[str, Any]) -> list[str]:
+    counts = forward.get("extend_seq_lens") or [1] * len(forward["reqs"])
+    return [req for req, count in zip(forward["reqs"], counts, strict=True) for _ in range(count)]

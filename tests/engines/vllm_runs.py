@@ -1,0 +1,133 @@
+"""The runs of vLLM that the tests look at."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.engines.setup_vllm import default_folder, interpreter
+
+HERE = Path(__file__).parent
+_TIMEOUT_S = 900
+_RAW = {"tokens": "raw"}
+_LONG = {"requests": 40, "prompt_tokens": [8, 160], "new_tokens": [20, 60], "gap": 16}
+_FAULT = {
+    "requests": 24,
+    "prompt_tokens": [40, 160],
+    "new_tokens": [30, 60],
+    "engine_args": {"num_gpu_blocks_override": 40},
+    "record_options": {"tokens": "raw", "kv_hash": "all"},
+}
+FAULTS = (
+    "free_live_block",
+    "hand_out_twice",
+    "swap_cells",
+    "kv_bytes",
+    "shift_position",
+    "shift_slot",
+)
+
+#: Name of a run to what differs from ``vllm_driver.DESCRIPTION``.
+RUNS: dict[str, dict[str, Any]] = {
+    "prefix": {
+        **_LONG,
+        "abort_every": 90,
+        "record_options": {"tokens": "raw", "kv_hash": "all"},
+    },
+    "preemption": {
+        **_LONG,
+        "gap": 1,
+        "prompt_tokens": [8, 90],
+        "new_tokens": [30, 80],
+        "engine_args": {"num_gpu_blocks_override": 14, "max_model_len": 256},
+        "record_options": {"tokens": "salted"},
+    },
+    "ngram": {
+        **_LONG,
+        "gap": 18,
+        "prompt_tokens": [8, 90],
+        "new_tokens": [60, 120],
+        "record_options": _RAW,
+        "engine_args": {
+            "speculative_config": {
+                "method": "ngram",
+                "num_speculative_tokens": 3,
+                "prompt_lookup_max": 3,
+                "prompt_lookup_min": 1,
+            }
+        },
+    },
+    "no_cache": {
+        "requests": 12,
+        "record_options": _RAW,
+        "engine_args": {"enable_prefix_caching": False},
+    },
+    **{f"fault_{fault}": {**_FAULT, "fault": fault} for fault in FAULTS},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A finished run.
+
+    Attributes:
+        folder: Its files.
+        trace: The trace of its rank.
+        result: What the driver says.
+        log: What the process printed.
+    """
+
+    folder: Path
+    trace: Path
+    result: dict[str, Any]
+    log: str
+
+
+def engine_env(**extra: str) -> dict[str, str]:
+    """The environment that vLLM needs on this kind of machine."""
+    return {
+        **os.environ,
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        # One thread: several spin against each other on a shared machine.
+        "OMP_NUM_THREADS": "1",
+        **extra,
+    }
+
+
+@cache
+def run_all(base: Path) -> dict[str, Run]:
+    """Run all of ``RUNS`` once, with their files below ``base``."""
+    paths = []
+    for name, differs in RUNS.items():
+        folder = base / name
+        folder.mkdir(parents=True)
+        description = {"folder": str(folder), "record": str(folder / "run.kvtrace"), **differs}
+        (folder / "run.json").write_text(json.dumps(description))
+        paths.append(str(folder / "run.json"))
+    done = subprocess.run(
+        [str(interpreter(default_folder())), str(HERE / "vllm_driver.py"), *paths],
+        env=engine_env(VLLM_ENABLE_V1_MULTIPROCESSING="0"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    return {name: _load(base / name) for name in RUNS}
+
+
+def _load(folder: Path) -> Run:
+    log = (folder / "log.txt").read_text()
+    result = folder / "result.json"
+    assert result.exists(), log[-4000:]
+    (trace,) = (folder / "run.kvtrace").glob("*.kvtrace")
+    return Run(folder, trace, json.loads(result.read_text()), log)
