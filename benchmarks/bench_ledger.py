@@ -1,90 +1,72 @@
 """What the ledger costs: a replay with the diagnosis against the same replay without it.
 
-Run ``python -m benchmarks.bench_ledger``; it prints one line a trace. The larger trace is the
-largest capture several times over, each copy with requests and steps of its own.
+Run ``python -m benchmarks.bench_ledger``; it takes a few minutes and prints one line a trace: the
+largest capture, and a made one (``scale_traces``) of some millions of tokens over 1,000,000 slots.
+Both sides take turns, each in CPU time, and the ratio is that of a pair: other load on the machine
+changes both.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
+import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from benchmarks.scale_traces import decode_heavy
 from kvcanary_cli.attribution.diagnose import diagnose_trace
 from kvcanary_cli.attribution.ledger import Ownership, Writes
 from kvcanary_cli.replay.capacity_limits import NOT_CHECKED
 from kvcanary_cli.replay.driver import replay_trace
 from kvcanary_cli.replay.options import ReplayOptions
 from kvcanary_cli.trace.reader import open_trace
-from kvcanary_cli.trace.writer import open_writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 CAPTURES = Path(__file__).parents[1] / "tests" / "data" / "captures"
 LARGEST = CAPTURES / "clean_radix.jsonl.zst"
-COPIES = 4
-ROUNDS = 5
+SLOTS = 1_000_000
+# Of the made trace: long prompts, and decode steps of a full batch that many events describe.
+BATCH, PREFILL, DECODE = 256, 2048, 64
+OPTIONS = ReplayOptions(backend="cpu")
 
 
-def _later_copy(event: dict[str, Any], copy: int, events: int, steps: int) -> dict[str, Any]:
-    """An event of the ``copy``-th round: other requests, later steps and numbers."""
-
-    def named(name: str | None) -> str | None:
-        return name if name in (None, "tree") else f"{name}.{copy}"
-
-    out = dict(event)
-    out["i"] += copy * events
-    for key in ("req", "owner", "from"):
-        if key in out:
-            out[key] = named(out[key])
-    if "reqs" in out:
-        out["reqs"] = [named(req) for req in out["reqs"]]
-    if "step" in out:
-        out["step"] += copy * steps
-    return out
-
-
-def write_larger(path: Path) -> None:
-    """The largest capture ``COPIES`` times; between rounds everything still owned is freed."""
-    reader = open_trace(LARGEST)
-    events = [event for segment in reader.segments() for event in segment.events()]
-    owners: dict[int, str] = {}
-    for event in events:
-        if event["kind"] in ("alloc", "own"):
-            owners.update(dict.fromkeys(event["slots"], event["owner"]))
-        elif event["kind"] == "free":
-            for slot in event["slots"]:
-                owners.pop(slot, None)
-    last = events[-1]["i"]
-    for owner in sorted(set(owners.values())):
-        last += 1
-        held = [slot for slot, name in owners.items() if name == owner]
-        events.append({"kind": "free", "i": last, "owner": owner, "slots": held})
-    steps = max(event.get("step", 0) for event in events) + 1
-    with open_writer(path, reader.header, overwrite=True) as writer:
-        for copy in range(COPIES):
-            for event in events:
-                writer.write_event(_later_copy(event, copy, len(events), steps))
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    begun = time.perf_counter()
+def _cpu_seconds(work: Callable[[], object]) -> float:
+    begun = time.process_time()
     work()
-    return time.perf_counter() - begun
+    return time.process_time() - begun
 
 
-def measure(path: Path) -> tuple[float, float, int]:
-    """Median seconds without and with the ledger, taken in turns; forwards."""
-    options = ReplayOptions(backend="cpu")
-    diagnosis = diagnose_trace(open_trace(path), options, NOT_CHECKED)
-    assert diagnosis.verdict == "clean"
-    plain, watched = [], []
-    for _ in range(ROUNDS):
-        plain.append(_seconds(lambda: replay_trace(open_trace(path), options, NOT_CHECKED)))
-        watched.append(_seconds(lambda: diagnose_trace(open_trace(path), options, NOT_CHECKED)))
-    return statistics.median(plain), statistics.median(watched), diagnosis.replay.trace.forwards
+def measure(name: str, path: Path, pairs: int) -> str:
+    """One line about a trace: median CPU seconds of both sides, ratios of the pairs."""
+
+    def plain() -> object:
+        return replay_trace(open_trace(path), OPTIONS, NOT_CHECKED)
+
+    # As `kvcanary replay` diagnoses one trace: there is no other rank to compare with.
+    diagnosis = diagnose_trace(open_trace(path), OPTIONS, NOT_CHECKED, ranks=False)
+    if diagnosis.verdict != "clean":
+        raise SystemExit(f"{name}: the replay found something in a clean trace")
+    plain()
+    sides = [
+        (
+            _cpu_seconds(plain),
+            _cpu_seconds(
+                lambda: diagnose_trace(open_trace(path), OPTIONS, NOT_CHECKED, ranks=False)
+            ),
+        )
+        for _ in range(pairs)
+    ]
+    ratios = sorted(watched / without for without, watched in sides)
+    return (
+        f"{name}: {diagnosis.replay.trace.forwards} forwards, replay "
+        f"{statistics.median(s[0] for s in sides):.2f} s, with the ledger "
+        f"{statistics.median(s[1] for s in sides):.2f} s, ratio {statistics.median(ratios):.2f} "
+        f"({ratios[0]:.2f} to {ratios[-1]:.2f})"
+    )
 
 
 def _mebibytes(slots: int) -> float:
@@ -93,18 +75,18 @@ def _mebibytes(slots: int) -> float:
 
 
 def main() -> None:
-    import tempfile
-
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=2_000_000, help="Of the made trace.")
+    parser.add_argument("--pairs", type=int, default=5)
+    args = parser.parse_args()
+    print(measure(LARGEST.name, LARGEST, args.pairs), flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        larger = Path(folder) / "larger.pt"
-        write_larger(larger)
-        for name, path in ((LARGEST.name, LARGEST), (f"{COPIES} x {LARGEST.name}", larger)):
-            plain, watched, forwards = measure(path)
-            print(
-                f"{name}: {forwards} forwards, replay {plain:.2f} s, with the ledger "
-                f"{watched:.2f} s, ratio {watched / plain:.2f}"
-            )
-    print(f"ledger of 1,000,000 slots: {_mebibytes(1_000_000):.0f} MiB")
+        made = Path(folder) / "made.pt"
+        recorded = decode_heavy(
+            made, tokens=args.tokens, slots=SLOTS, batch=BATCH, prefill=PREFILL, decode=DECODE
+        )
+        print(measure(f"{recorded:,} tokens over {SLOTS:,} slots", made, args.pairs), flush=True)
+    print(f"ledger of {SLOTS:,} slots: {_mebibytes(SLOTS):.0f} MiB")
 
 
 if __name__ == "__main__":

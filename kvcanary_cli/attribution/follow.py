@@ -18,6 +18,7 @@ from kvcanary_cli.attribution.context import (
     Window,
     transfer_key,
 )
+from kvcanary_cli.attribution.event_runs import EventRuns
 from kvcanary_cli.attribution.ledger import (
     BY_COPY,
     BY_FORWARD,
@@ -38,6 +39,8 @@ from kvcanary_cli.trace.memory import check_memory
 from kvcanary_cli.trace.schema import DEVICE_POOLS, TREE_OWNER
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from kvcanary_cli.replay.forwards import Forward
@@ -86,6 +89,12 @@ class Follower:
         self._step = NOBODY
         self._steps_seen = 0
         self._end_steps: dict[int, tuple[int, int]] = {}
+        self._handlers: dict[str, Callable[[Segment, int, int], None]] = {
+            name.removeprefix("_on_"): getattr(self, name)
+            for name in dir(self)
+            if name.startswith("_on_")
+        }
+        self._runs = EventRuns(self.rules, self.context, self._begin_again)
 
     def lane(self, worker: str, kind: str) -> Writes:
         """Writers of a lane, made when first asked for."""
@@ -98,9 +107,21 @@ class Follower:
 
     def event(self, segment: Segment, k: int, kind: str, row: int) -> None:
         """Apply one event; kinds that say nothing about ownership pass."""
-        handler = getattr(self, f"_on_{kind}", None)
-        if handler is not None:
+        handler = self._handlers.get(kind)
+        if handler is not None and not self._runs.covers(segment, k, kind, row):
             handler(segment, row, int(segment.index[k]))
+
+    def applied_to(self, segment: Segment) -> int:
+        """Events of ``segment`` before this one have been applied already."""
+        return self._runs.applied_to(segment)
+
+    def steps_seen(self) -> tuple[int, int]:
+        """The last step, and how many there were."""
+        return self._step, self._steps_seen
+
+    def go_on_from(self, step: int, steps_seen: int) -> None:
+        """Somebody else followed some forwards."""
+        self._step, self._steps_seen = step, steps_seen
 
     def _on_alloc(self, segment: Segment, row: int, event: int) -> None:
         slots = segment.tables["alloc"].get_ints("slots", row)

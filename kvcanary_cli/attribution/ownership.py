@@ -76,8 +76,16 @@ class OwnershipRules:
         # A rule that stays broken is reported once for each tenancy of the slot.
         self._said: set[tuple[str, int, int, int]] = set()
 
+    @property
+    def forked(self) -> NDArray[np.bool_]:
+        """[slots] shared by a fork: when the owner ends, the others keep them."""
+        return self._forked
+
     def alloc(self, owner: str, slots: Ints, event: int) -> None:
         state, code = self.state, self.names.code(owner)
+        if self.alloc_free(code, slots, event):
+            self.last_alloc[code] = event
+            return
         held = (state.owner[slots] != UNKNOWN) & (state.owner[slots] != FREE)
         unique, counts = np.unique(slots, return_counts=True)
         repeated = unique[counts > 1]
@@ -97,8 +105,50 @@ class OwnershipRules:
         state.shared[slots] = False
         state.published_event[slots] = NEVER
 
+    def alloc_free(self, codes: NDArray[np.int32] | int, slots: Ints, events: Ints | int) -> bool:
+        """Hand out ``slots`` [n], if they are all different and free, and never broke a rule.
+
+        Args:
+            codes, events: [n], or one for all: who gets each, and by which event.
+
+        Returns:
+            Whether that was so; if not, nothing was done.
+        """
+        state = self.state
+        before = state.owner[slots]
+        if (
+            (before > FREE).any()
+            or (state.bad_event[slots] != NEVER).any()
+            or not _all_different(slots)
+        ):
+            return False
+        state.last_owner[slots] = before
+        state.owner[slots] = codes
+        state.since[slots] = events
+        state.alloc_event[slots] = events
+        state.published_event[slots] = NEVER
+        state.shared[slots] = False
+        self._forked[slots] = False
+        return True
+
     def free(self, owner: str, slots: Ints, event: int, reason: str | None) -> None:
         state, code = self.state, self.names.code(owner)
+        if (
+            (state.owner[slots] != code).any()
+            or (state.bad_event[slots] != NEVER).any()
+            or not _all_different(slots)
+        ):
+            self._check_free(code, slots, event)
+        state.give(slots, FREE, event)
+        # The reader of a slot that its own request gave back is not the victim of a stranger.
+        state.last_owner[slots] = code
+        state.free_event[slots], state.free_by[slots] = event, code
+        state.free_reason[slots] = state.reason_code(reason)
+        self._forked[slots] = False
+        state.shared[slots] = False
+
+    def _check_free(self, code: int, slots: Ints, event: int) -> None:
+        state = self.state
         twice = state.owner[slots] == FREE
         foreign = self._not_of(slots, code) & ~twice
         unique, counts = np.unique(slots, return_counts=True)
@@ -115,13 +165,6 @@ class OwnershipRules:
         for slot in self._watched(slots[right & ~np.isin(slots, again)]):
             # Where another owns it and this is right, it is done for the owner.
             self.custody.give_back(slot, int(state.owner[slot]) or code)
-        state.give(slots, FREE, event)
-        # The reader of a slot that its own request gave back is not the victim of a stranger.
-        state.last_owner[slots] = code
-        state.free_event[slots], state.free_by[slots] = event, code
-        state.free_reason[slots] = state.reason_code(reason)
-        self._forked[slots] = False
-        state.shared[slots] = False
 
     def own(self, giver: str, owner: str, slots: Ints, event: int, *, visible: bool) -> None:
         state, code, taker = self.state, self.names.code(giver), self.names.code(owner)
@@ -320,3 +363,8 @@ class OwnershipRules:
         if name == what.FREE_BY_NON_OWNER and mine is not None:
             return "", mine, bad
         return (name, event, mine) if bad == NEVER else (broken, bad, mine)
+
+
+def _all_different(slots: Ints) -> bool:
+    """Whether no slot is named twice; most lists ascend, which is cheap to see."""
+    return bool((slots[1:] > slots[:-1]).all()) or len(np.unique(slots)) == len(slots)
