@@ -118,7 +118,7 @@ def test_a_window_without_copies_proves_nothing(window: tuple[Event, ...]) -> No
 def test_a_failed_transfer_that_is_read_is_the_transfers_fault() -> None:
     events = _numbered(_received(BEGIN, FAIL))
     (finding,) = diagnose(HEAD, events).findings
-    assert (finding.cls, finding.subtype) == ("transfer_mismatch", "failed_transfer_read")
+    assert (finding.cls, finding.subtype) == ("transfer_mismatch", "failed_transfer_served")
     assert finding.cause_event == _event(events, "transfer_fail")
     assert finding.culprit.details["transfer"] == "T"
 

@@ -52,8 +52,12 @@ def test_it_is_the_index_that_is_wrong(
 
 
 def test_namespaces_that_differ_are_one_key_with_two_meanings() -> None:
-    (finding,) = diagnose(HEAD_P, _reads(_published("lora-1", "lora-2"))).findings
-    assert (finding.cls, finding.subtype) == ("key_aliasing", "namespace")
+    for theirs, ours, subtype in (
+        ("lora-1", "lora-2", "namespace"),
+        ("lora@1", "lora@2", "adapter_version"),
+    ):
+        (finding,) = diagnose(HEAD_P, _reads(_published(theirs, ours))).findings
+        assert (finding.cls, finding.subtype) == ("key_aliasing", subtype)
     assert (finding.victim, finding.culprit.req) == ("C", "B")
 
 

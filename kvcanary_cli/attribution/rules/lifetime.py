@@ -98,7 +98,7 @@ class LifetimeFacts(Facts):
     def _unseen_transfer(cause: Cause, window: Window) -> None:
         """A transfer said that it fills the slot, and no copy is recorded."""
         if window.failed != NEVER:
-            cause.cls, cause.subtype = "transfer_mismatch", "failed_transfer_read"
+            cause.cls, cause.subtype = "transfer_mismatch", "failed_transfer_served"
             cause.cause_event = cause.corrupting_event = window.failed
             cause.culprit.details["transfer"] = window.key
             cause.evidence.append(
@@ -271,7 +271,7 @@ class LifetimeFacts(Facts):
         alias = bool(theirs) and match.namespace is not None and theirs != match.namespace
         return Cause(
             cls="key_aliasing" if alias else "prefix_index",
-            subtype="namespace" if alias else "wrong_entry",
+            subtype=_alias(theirs, match.namespace) if alias else "wrong_entry",
             cause_event=match.event,
             corrupting_event=match.event,
             culprit=self.writer(damage),
@@ -289,3 +289,9 @@ class LifetimeFacts(Facts):
                 else "the entry is not the prefix that the request's tokens ask for",
             ],
         )
+
+
+def _alias(theirs: str, ours: str | None) -> str:
+    """Whether two namespaces are one adapter at two versions."""
+    same = ours is not None and theirs.split("@")[0] == ours.split("@")[0]
+    return "adapter_version" if same else "namespace"
