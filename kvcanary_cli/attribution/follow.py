@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,23 +12,17 @@ from kvcanary_cli.abi.constants import PADDING_ROW, ForwardMode, PoolKind
 from kvcanary_cli.attribution.context import (
     AcceptFact,
     Context,
-    CopyFact,
     MatchFact,
     PutFact,
-    Window,
-    transfer_key,
 )
 from kvcanary_cli.attribution.event_runs import EventRuns
+from kvcanary_cli.attribution.follow_copies import CopyEvents
+from kvcanary_cli.attribution.follow_cut import NAMESPACE_PREFIX, CutRows
 from kvcanary_cli.attribution.ledger import (
-    BY_COPY,
     BY_FORWARD,
-    BY_STATE,
     BY_VERIFY,
-    FREE,
-    NEVER,
     NOBODY,
     TREE,
-    UNKNOWN,
     Names,
     Writes,
 )
@@ -36,7 +30,7 @@ from kvcanary_cli.attribution.ownership import OwnershipRules
 from kvcanary_cli.replay.chains import slot_hash
 from kvcanary_cli.replay.lanes import get_rows
 from kvcanary_cli.trace.memory import check_memory
-from kvcanary_cli.trace.schema import DEVICE_POOLS, TREE_OWNER
+from kvcanary_cli.trace.schema import TREE_OWNER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,14 +43,6 @@ if TYPE_CHECKING:
     from kvcanary_cli.trace.segment import Segment
 
     Ints = NDArray[np.int64]
-
-NAMESPACE_PREFIX = "namespace:"
-LANES = (("target", "FULL"), ("target", "SWA"), ("draft", "FULL"))
-_POOL_LANE = {
-    "full": ("target", "FULL"),
-    "swa": ("target", "SWA"),
-    "draft": ("draft", "FULL"),
-}
 
 
 class Follower:
@@ -93,6 +79,14 @@ class Follower:
             name.removeprefix("_on_"): getattr(self, name)
             for name in dir(self)
             if name.startswith("_on_")
+        }
+        copies = CopyEvents(self.names, self.rules, self.context, self.lane)
+        self._handlers |= {
+            "transfer_begin": copies.transfer_begin,
+            "transfer_end": copies.transfer_end,
+            "transfer_fail": copies.transfer_fail,
+            "copy": copies.copy,
+            "canary_rows": CutRows(self.names, self.lane).canary_rows,
         }
         self._runs = EventRuns(self.rules, self.context, self._begin_again)
 
@@ -273,167 +267,6 @@ class Follower:
         assert full is not None
         for slot in full.tolist():
             self.context.lut_event[slot] = event
-
-    def _on_transfer_begin(self, segment: Segment, row: int, event: int) -> None:
-        table = segment.tables["transfer_begin"]
-        key = transfer_key(segment.json("transfer_begin", "id", row))
-        if key is None:
-            return
-        self.context.transfers[key] = event
-        slots = table.get_ints("slots", row)
-
-        def text(name: str) -> str | None:
-            return segment.text("transfer_begin", name, row) if name in table.columns else None
-
-        leaves = text("via") in ("store", "d2h") or text("direction") == "out"
-        if slots is not None and len(slots) and not leaves:
-            self.context.windows.append(Window(key, event, slots))
-
-    def _on_transfer_end(self, segment: Segment, row: int, event: int) -> None:
-        key = transfer_key(segment.json("transfer_end", "id", row))
-        window = None if key is None else self.context.window(key)
-        if window is not None:
-            window.ended = event
-
-    def _on_transfer_fail(self, segment: Segment, row: int, event: int) -> None:
-        key = transfer_key(segment.json("transfer_fail", "id", row))
-        window = None if key is None else self.context.window(key)
-        if window is not None:
-            window.failed = event
-
-    def _on_copy(self, segment: Segment, row: int, event: int) -> None:
-        table = segment.tables["copy"]
-        dst = table.get_ints("dst", row)
-        assert dst is not None
-
-        def text(name: str) -> str | None:
-            return segment.text("copy", name, row) if name in table.columns else None
-
-        pool = text("dst_pool") or "full"
-        if pool not in DEVICE_POOLS:
-            return
-        source: Any = segment.json("copy", "src", row)
-        from_request = source["req"] if isinstance(source, dict) else None
-        key = transfer_key(segment.json("copy", "id", row) if "id" in table.columns else None)
-        by = text("by") or from_request
-        writer = NOBODY if by is None else self.names.code(by)
-        begun = self.context.transfers.get(key, NEVER) if key is not None else NEVER
-        self.context.copy(CopyFact(event, writer, text("via") or "", key, begun))
-        window = None if key is None else self.context.window(key)
-        if window is not None:
-            window.copies += 1
-        foreign: NDArray[np.bool_] | bool = False
-        if pool == "full" and by is not None:
-            foreign = self.rules.write(dst, np.full(len(dst), writer, dtype=np.int32), event, None)
-        writes = self.lane(*_POOL_LANE[pool])
-        src_pool = text("src_pool") or pool
-        if pool == "full" and by is None and isinstance(source, list):
-            src = np.array(source, dtype=np.int64)
-            kept = ~self._overwrites(writes, src, dst, src_pool == pool, event)
-            source, dst = src[kept].tolist(), dst[kept]
-        if isinstance(source, list) and table.get_bool("canary", row) is not False and by is None:
-            # Content that moved within the pool keeps its writer.
-            self._move(writes, np.array(source, dtype=np.int64), dst, src_pool, pool, event)
-            return
-        writes.put(dst, req=writer, step=NOBODY, event=event, kind=BY_COPY, foreign=foreign)
-
-    def _overwrites(
-        self, writes: Writes, src: Ints, dst: Ints, in_pool: bool, event: int
-    ) -> NDArray[np.bool_]:
-        """Enter where a copy that names nobody hit what another request had written.
-
-        Returns:
-            [n] which slots of ``dst`` [n] are dealt with.
-        """
-        state = self.rules.state
-        owners = state.owner[dst]
-        written = np.isin(writes.kind[dst], (BY_FORWARD, BY_VERIFY))
-        live: NDArray[np.bool_] = (
-            (owners > TREE) & written & (writes.came(dst) >= state.alloc_event[dst])
-        )
-        if not live.any():
-            return live
-        writers = np.full(len(dst), NOBODY, dtype=np.int32)
-        if in_pool:
-            writers[:] = state.owner[src]
-            live &= (writers != UNKNOWN) & (writers != owners)
-            writers[writers == FREE] = NOBODY
-        if live.any():
-            self.rules.write(dst[live], writers[live], event, None)
-            writes.put(
-                dst[live], req=writers[live], step=NOBODY, event=event, kind=BY_COPY, foreign=True
-            )
-        return live
-
-    def _move(
-        self, writes: Writes, src: Ints, dst: Ints, src_pool: str, pool: str, event: int
-    ) -> None:
-        if src_pool != pool:
-            # The bytes came from another tier, whose writers are not followed: the copy wrote them.
-            writes.put(dst, req=NOBODY, step=NOBODY, event=event, kind=BY_COPY)
-            return
-        events, steps, kinds = writes.event[src], writes.step[src], writes.kind[src]
-        writes.put(
-            dst,
-            req=writes.req[src],
-            step=0,
-            event=0,
-            kind=BY_FORWARD,
-            position=writes.position[src].astype(np.int64),
-            true_position=writes.true_position[src].astype(np.int64),
-            namespace=writes.namespace[src],
-        )
-        writes.event[dst], writes.step[dst], writes.kind[dst] = events, steps, kinds
-        writes.moved_event[dst] = np.where(events == NEVER, NEVER, event)
-
-    def _on_canary_rows(self, segment: Segment, row: int, event: int) -> None:
-        table = segment.tables["canary_rows"]
-        slots = table.get_ints("slots", row)
-        pool = segment.text("canary_rows", "pool", row) or ""
-        if slots is None or pool not in DEVICE_POOLS:
-            return
-        worker = segment.text("canary_rows", "worker", row) or "target"
-        kind = "SWA" if pool == "swa" else "FULL"
-        if segment.text("canary_rows", "half", row) != "k":
-            return
-        written_at, unknown = table.get_ints("written_at", row), table.get_ints("unknown", row)
-        wrote = np.ones(len(slots), dtype=np.bool_) if written_at is None else written_at > 0
-        if unknown is not None:
-            wrote &= ~np.isin(slots, unknown)
-        writes = self.lane(worker, kind)
-        writes.put(slots[wrote], req=NOBODY, step=NOBODY, event=event, kind=BY_STATE)
-        events, steps = table.get_ints("writer_event", row), table.get_ints("writer_step", row)
-        if events is not None and steps is not None and kind == "FULL":
-            writes.event[slots[wrote]] = events[wrote]
-            self._restore_writers(writes, segment, row, slots, wrote & (steps >= 0))
-
-    def _restore_writers(
-        self, writes: Writes, segment: Segment, row: int, slots: Ints, known: NDArray[np.bool_]
-    ) -> None:
-        """Enter who wrote the ``known`` slots [n] of a ``canary_rows`` event, as the cut tells."""
-        table = segment.tables["canary_rows"]
-
-        def codes(name: str, prefix: str, nobody: int) -> NDArray[np.int32]:
-            column = table.columns.get(name)
-            if column is None or not column.has(row):
-                return np.full(int(known.sum()), nobody, dtype=np.int32)
-            texts = [None if c < 0 else segment.strings[c] for c in column.span(row)[known]]
-            found = [nobody if t is None else self.names.code(prefix + t) for t in texts]
-            return np.array(found, dtype=np.int32)
-
-        def ints(name: str) -> Ints:
-            values = table.get_ints(name, row)
-            return np.full(len(slots), NOBODY, dtype=np.int64) if values is None else values
-
-        mine, not_owned = slots[known], table.get_ints("not_owned", row)
-        writes.req[mine] = codes("writer", "", NOBODY)
-        writes.namespace[mine] = codes("namespace", NAMESPACE_PREFIX, 0)
-        writes.step[mine] = ints("writer_step")[known]
-        writes.position[mine] = ints("position")[known]
-        writes.true_position[mine] = ints("writer_position")[known]
-        writes.kind[mine] = BY_FORWARD
-        if not_owned is not None:
-            writes.foreign[mine] = np.isin(mine, not_owned)
 
     # Forwards.
 

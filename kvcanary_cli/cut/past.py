@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvcanary_cli.abi.constants import PoolKind
-from kvcanary_cli.attribution.follow import NAMESPACE_PREFIX, Follower
+from kvcanary_cli.attribution.follow import Follower
+from kvcanary_cli.attribution.follow_cut import NAMESPACE_PREFIX
 from kvcanary_cli.attribution.ledger import BY_FORWARD, BY_VERIFY, NEVER
 
 if TYPE_CHECKING:

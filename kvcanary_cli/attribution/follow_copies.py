@@ -1,0 +1,171 @@
+"""Transfers and copies as the ledger follows them: content that no forward wrote."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvcanary_cli.attribution.context import CopyFact, Window, transfer_key
+from kvcanary_cli.attribution.ledger import (
+    BY_COPY,
+    BY_FORWARD,
+    BY_VERIFY,
+    FREE,
+    NEVER,
+    NOBODY,
+    TREE,
+    UNKNOWN,
+    Names,
+    Writes,
+)
+from kvcanary_cli.trace.schema import DEVICE_POOLS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from kvcanary_cli.attribution.context import Context
+    from kvcanary_cli.attribution.ownership import OwnershipRules
+    from kvcanary_cli.trace.segment import Segment
+
+    Ints = NDArray[np.int64]
+
+_POOL_LANE = {
+    "full": ("target", "FULL"),
+    "swa": ("target", "SWA"),
+    "draft": ("draft", "FULL"),
+}
+
+
+class CopyEvents:
+    """Enters transfers and copies.
+
+    Args:
+        names: Interned names.
+        rules: Owners.
+        context: Takes copies and the windows of transfers.
+        lane: Writers of a lane, by worker and pool.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        rules: OwnershipRules,
+        context: Context,
+        lane: Callable[[str, str], Writes],
+    ) -> None:
+        self._names, self._rules, self._context, self._lane = names, rules, context, lane
+
+    def transfer_begin(self, segment: Segment, row: int, event: int) -> None:
+        table = segment.tables["transfer_begin"]
+        key = transfer_key(segment.json("transfer_begin", "id", row))
+        if key is None:
+            return
+        self._context.transfers[key] = event
+        slots = table.get_ints("slots", row)
+
+        def text(name: str) -> str | None:
+            return segment.text("transfer_begin", name, row) if name in table.columns else None
+
+        leaves = text("via") in ("store", "d2h") or text("direction") == "out"
+        if slots is not None and len(slots) and not leaves:
+            self._context.windows.append(Window(key, event, slots))
+
+    def transfer_end(self, segment: Segment, row: int, event: int) -> None:
+        key = transfer_key(segment.json("transfer_end", "id", row))
+        window = None if key is None else self._context.window(key)
+        if window is not None:
+            window.ended = event
+
+    def transfer_fail(self, segment: Segment, row: int, event: int) -> None:
+        key = transfer_key(segment.json("transfer_fail", "id", row))
+        window = None if key is None else self._context.window(key)
+        if window is not None:
+            window.failed = event
+
+    def copy(self, segment: Segment, row: int, event: int) -> None:
+        table = segment.tables["copy"]
+        dst = table.get_ints("dst", row)
+        assert dst is not None
+
+        def text(name: str) -> str | None:
+            return segment.text("copy", name, row) if name in table.columns else None
+
+        pool = text("dst_pool") or "full"
+        if pool not in DEVICE_POOLS:
+            return
+        source: Any = segment.json("copy", "src", row)
+        from_request = source["req"] if isinstance(source, dict) else None
+        key = transfer_key(segment.json("copy", "id", row) if "id" in table.columns else None)
+        by = text("by") or from_request
+        writer = NOBODY if by is None else self._names.code(by)
+        begun = self._context.transfers.get(key, NEVER) if key is not None else NEVER
+        self._context.copy(CopyFact(event, writer, text("via") or "", key, begun))
+        window = None if key is None else self._context.window(key)
+        if window is not None:
+            window.copies += 1
+        foreign: NDArray[np.bool_] | bool = False
+        if pool == "full" and by is not None:
+            foreign = self._rules.write(dst, np.full(len(dst), writer, dtype=np.int32), event, None)
+        writes = self._lane(*_POOL_LANE[pool])
+        src_pool = text("src_pool") or pool
+        if pool == "full" and by is None and isinstance(source, list):
+            src = np.array(source, dtype=np.int64)
+            kept = ~self._overwrites(writes, src, dst, src_pool == pool, event)
+            source, dst = src[kept].tolist(), dst[kept]
+        if isinstance(source, list) and table.get_bool("canary", row) is not False and by is None:
+            # Content that moved within the pool keeps its writer.
+            self._move(writes, np.array(source, dtype=np.int64), dst, src_pool, pool, event)
+            return
+        writes.put(dst, req=writer, step=NOBODY, event=event, kind=BY_COPY, foreign=foreign)
+
+    def _overwrites(
+        self, writes: Writes, src: Ints, dst: Ints, in_pool: bool, event: int
+    ) -> NDArray[np.bool_]:
+        """Enter where a copy that names nobody hit what another request had written.
+
+        Returns:
+            [n] which slots of ``dst`` [n] are dealt with.
+        """
+        state = self._rules.state
+        owners = state.owner[dst]
+        written = np.isin(writes.kind[dst], (BY_FORWARD, BY_VERIFY))
+        live: NDArray[np.bool_] = (
+            (owners > TREE) & written & (writes.came(dst) >= state.alloc_event[dst])
+        )
+        if not live.any():
+            return live
+        writers = np.full(len(dst), NOBODY, dtype=np.int32)
+        if in_pool:
+            writers[:] = state.owner[src]
+            live &= (writers != UNKNOWN) & (writers != owners)
+            writers[writers == FREE] = NOBODY
+        if live.any():
+            self._rules.write(dst[live], writers[live], event, None)
+            writes.put(
+                dst[live], req=writers[live], step=NOBODY, event=event, kind=BY_COPY, foreign=True
+            )
+        return live
+
+    def _move(
+        self, writes: Writes, src: Ints, dst: Ints, src_pool: str, pool: str, event: int
+    ) -> None:
+        if src_pool != pool:
+            # The bytes came from another tier, whose writers are not followed: the copy wrote them.
+            writes.put(dst, req=NOBODY, step=NOBODY, event=event, kind=BY_COPY)
+            return
+        events, steps, kinds = writes.event[src], writes.step[src], writes.kind[src]
+        writes.put(
+            dst,
+            req=writes.req[src],
+            step=0,
+            event=0,
+            kind=BY_FORWARD,
+            position=writes.position[src].astype(np.int64),
+            true_position=writes.true_position[src].astype(np.int64),
+            namespace=writes.namespace[src],
+        )
+        writes.event[dst], writes.step[dst], writes.kind[dst] = events, steps, kinds
+        writes.moved_event[dst] = np.where(events == NEVER, NEVER, event)
