@@ -175,3 +175,33 @@ class Backend(Protocol):
             ValueError: KVC-E03, E05, E06.
             TypeError: KVC-E04.
         """
+
+    def diff_rows(
+        self,
+        *,
+        rows: torch.Tensor,
+        lens: torch.Tensor,
+        table: torch.Tensor,
+        shadow: torch.Tensor,
+        entries_out: torch.Tensor,
+        count_out: torch.Tensor,
+        width: int,
+    ) -> None:
+        """Find the cells of some rows that differ from a shadow copy, and take them over.
+
+        All cells are compared with the shadow as it was before the call. Where more differ than
+        ``entries_out`` holds, the rest stays as it was in the shadow: the next call finds it.
+
+        Args:
+            rows: [n] int64 row numbers; one outside the table has no cells.
+            lens: [n] int64, how many first cells of each row are compared; negative = none.
+            table: [rows, row_len] int32 or int64, contiguous, unchanged.
+            shadow: The same shape and type; changed to ``table`` in the cells that are stored.
+            entries_out: [capacity, 3] int64: table row, position, new value, in the order of
+                ``rows`` and then of positions; cells past the count are untouched.
+            count_out: [1] int64, how many cells differ; may be more than the capacity.
+            width: Cells from here on are not compared, whatever ``lens`` says; <= row_len.
+
+        Raises:
+            ValueError: see ``check_diff_args``.
+        """

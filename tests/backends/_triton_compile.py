@@ -26,6 +26,7 @@ from kvcanary_cli.abi.constants import RealKvHashMode
 from kvcanary_cli.abi.faults import new_fault_cell
 from kvcanary_cli.abi.plans import VerifyPlan, WritePlan
 from kvcanary_cli.abi.sources import RealKvSource
+from kvcanary_cli.backends.triton.diff_rows import launch_diff_rows_kernels
 from kvcanary_cli.backends.triton.plan_entries import launch_plan_kernels
 from kvcanary_cli.backends.triton.real_kv import launch_real_kv_kernel
 from kvcanary_cli.backends.triton.scatter import launch_scatter_kernel
@@ -114,6 +115,16 @@ def _launch_everything() -> None:
         req_pool_indices=_i64(1, 2),
         pool_out=torch.zeros((4, 8), dtype=torch.int32),
     )
+    for dtype in (torch.int32, torch.int64):
+        launch_diff_rows_kernels(
+            rows=_i64(1, 2),
+            lens=_i64(3, 8),
+            table=torch.zeros((4, 8), dtype=dtype),
+            shadow=torch.zeros((4, 8), dtype=dtype),
+            entries_out=torch.zeros((4, 3), dtype=torch.int64),
+            count_out=_i64(0),
+            width=8,
+        )
 
 
 def _sources(count: int) -> tuple[RealKvSource, ...]:

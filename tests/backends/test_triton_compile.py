@@ -16,6 +16,7 @@ from kvcanary_cli.abi.constants import CHAIN_HEAD_HASH, MIX_MULTIPLIER_1, MIX_MU
 _ROOT = Path(__file__).resolve().parents[2]
 _HASHING = {"_real_kv_kernel", "_verify_kernel", "_write_marks_kernel", "_write_kernel"}
 _KERNELS = _HASHING | {"_plan_offsets_kernel", "_plan_entries_kernel", "_scatter_kernel"}
+_KERNELS |= {"_diff_count_kernel", "_diff_entries_kernel", "_diff_shadow_kernel"}
 
 
 @pytest.fixture(scope="module", params=["sm_80", "sm_90", "gfx942"])

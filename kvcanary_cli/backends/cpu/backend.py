@@ -14,7 +14,9 @@ from kvcanary_cli.abi.checks import (
     check_write_args,
 )
 from kvcanary_cli.abi.constants import PLAN_ROWS_LIMIT, RealKvHashMode
+from kvcanary_cli.abi.diff_checks import check_diff_args
 from kvcanary_cli.abi.faults import new_fault_cell, raise_on_fault
+from kvcanary_cli.backends.cpu.diff_rows import diff_rows
 from kvcanary_cli.backends.cpu.parallel import ParallelWriter, verify_in_ranges
 from kvcanary_cli.backends.cpu.plan import plan_entries, plan_rows
 from kvcanary_cli.backends.cpu.real_kv import SourceTable, hash_range
@@ -370,4 +372,39 @@ class CpuBackend:
             pool_out.data_ptr(),
             *pool_out.shape,
             *pool_out.stride(),
+        )
+
+    def diff_rows(
+        self,
+        *,
+        rows: torch.Tensor,
+        lens: torch.Tensor,
+        table: torch.Tensor,
+        shadow: torch.Tensor,
+        entries_out: torch.Tensor,
+        count_out: torch.Tensor,
+        width: int,
+    ) -> None:
+        """See ``Backend.diff_rows``."""
+        check_diff_args(
+            rows=rows,
+            lens=lens,
+            table=table,
+            shadow=shadow,
+            entries_out=entries_out,
+            count_out=count_out,
+            width=width,
+        )
+        _require_cpu("table", table)
+        count_out[0] = diff_rows(
+            rows.data_ptr(),
+            lens.data_ptr(),
+            rows.shape[0],
+            table.data_ptr(),
+            shadow.data_ptr(),
+            *table.shape,
+            table.element_size(),
+            width,
+            entries_out.data_ptr(),
+            entries_out.shape[0],
         )

@@ -14,6 +14,8 @@ from kvcanary_cli.abi.checks import (
     check_write_args,
 )
 from kvcanary_cli.abi.constants import PLAN_ROWS_LIMIT, RealKvHashMode
+from kvcanary_cli.abi.diff_checks import check_diff_args
+from kvcanary_cli.backends.reference.diff_rows import diff_rows_reference
 from kvcanary_cli.backends.reference.faults import FaultLog
 from kvcanary_cli.backends.reference.hashes import to_signed
 from kvcanary_cli.backends.reference.plan import plan_reference
@@ -223,4 +225,35 @@ class ReferenceBackend:
         )
         scatter_reference(
             flat_in=flat_in, offsets=offsets, req_pool_indices=req_pool_indices, pool_out=pool_out
+        )
+
+    def diff_rows(
+        self,
+        *,
+        rows: torch.Tensor,
+        lens: torch.Tensor,
+        table: torch.Tensor,
+        shadow: torch.Tensor,
+        entries_out: torch.Tensor,
+        count_out: torch.Tensor,
+        width: int,
+    ) -> None:
+        """See ``Backend.diff_rows``."""
+        check_diff_args(
+            rows=rows,
+            lens=lens,
+            table=table,
+            shadow=shadow,
+            entries_out=entries_out,
+            count_out=count_out,
+            width=width,
+        )
+        diff_rows_reference(
+            rows=rows,
+            lens=lens,
+            table=table,
+            shadow=shadow,
+            entries_out=entries_out,
+            count_out=count_out,
+            width=width,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kvcanary_cli.backends.triton.diff_rows import launch_diff_rows_kernels
 from kvcanary_cli.backends.triton.launch import INTERPRETED
 from kvcanary_cli.backends.triton.plan_entries import launch_plan_kernels
 from kvcanary_cli.backends.triton.real_kv import launch_real_kv_kernel
@@ -32,6 +33,7 @@ class TritonBackend:
     write = staticmethod(launch_write_kernels)
     real_kv_hash = staticmethod(launch_real_kv_kernel)
     scatter_req_token_ids = staticmethod(launch_scatter_kernel)
+    diff_rows = staticmethod(launch_diff_rows_kernels)
 
     def __init__(self, device: str | None = None) -> None:
         has_gpu = torch.cuda.is_available()
