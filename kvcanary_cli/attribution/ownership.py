@@ -278,9 +278,12 @@ class OwnershipRules:
         Args:
             ended: Request code to the event of its end, for requests that ended long enough ago.
         """
+        held = np.flatnonzero((self.state.owner > TREE) & ~self._forked)
+        owners = self.state.owner[held]
+        owning = set(np.unique(owners).tolist())
         for code, event in ended.items():
-            slots = np.flatnonzero((self.state.owner == code) & ~self._forked)
-            self._report(what.LEAK, slots, code, event, None)
+            if code in owning:
+                self._report(what.LEAK, held[owners == code], code, event, None)
 
     def _not_of(self, slots: Ints, code: int) -> NDArray[np.bool_]:
         """[n] which ``slots`` are known to be another's than ``code``'s, the free list's included.
