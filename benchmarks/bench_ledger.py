@@ -12,15 +12,18 @@ import argparse
 import statistics
 import tempfile
 import time
+import tracemalloc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.scale_traces import decode_heavy
+from benchmarks.scale_traces import decode_heavy, header
 from kvcanary_cli.attribution.diagnose import diagnose_trace
-from kvcanary_cli.attribution.ledger import Ownership, Writes
+from kvcanary_cli.attribution.diagnoser import Diagnoser
 from kvcanary_cli.replay.capacity_limits import NOT_CHECKED
 from kvcanary_cli.replay.driver import replay_trace
 from kvcanary_cli.replay.options import ReplayOptions
+from kvcanary_cli.trace.header import parse_header
+from kvcanary_cli.trace.notes import TraceNotes
 from kvcanary_cli.trace.reader import open_trace
 
 if TYPE_CHECKING:
@@ -70,13 +73,19 @@ def measure(name: str, path: Path, pairs: int) -> str:
 
 
 def _mebibytes(slots: int) -> float:
-    holders = (Ownership(slots), Writes(slots))
-    return sum(getattr(v, "nbytes", 0) for h in holders for v in vars(h).values()) / 2**20
+    """What a diagnosis holds for a pool of one lane before the first event."""
+    described = parse_header(header(slots=slots, batch=BATCH, row_len=PREFILL + DECODE), "made")
+    tracemalloc.start()
+    diagnoser = Diagnoser(described, TraceNotes(), ranks=False)
+    diagnoser.follower.lane("target", "FULL")
+    held, _peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return held / 2**20
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=int, default=2_000_000, help="Of the made trace.")
+    parser.add_argument("--tokens", type=int, default=4_000_000, help="Of the made trace.")
     parser.add_argument("--pairs", type=int, default=5)
     args = parser.parse_args()
     print(measure(LARGEST.name, LARGEST, args.pairs), flush=True)

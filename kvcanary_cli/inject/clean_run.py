@@ -182,26 +182,29 @@ class CleanRun:
                 self.writes.setdefault(slot, []).append(write)
 
     @cached_property
-    def reads(self) -> dict[int, list[Read]]:
-        """Slot to its prefix reads, in order."""
-        out: dict[int, list[Read]] = {}
-        cells: dict[int, dict[int, int]] = {}
-        for at, event in enumerate(self.events):
-            if event["kind"] == "map":
-                row = cells.setdefault(event["row"], {})
-                row.update(enumerate(event["slots"], start=event["start"]))
-            elif at in self.rows and "row_as_read" not in event:
-                for r in self.rows[at]:
-                    mine = cells.get(r.row, {})
-                    for position in range(r.prefix):
-                        slot = mine.get(position, 0)
-                        if slot > 0:
-                            out.setdefault(slot, []).append(Read(at, r.b, position))
+    def _named(self) -> dict[int, list[tuple[int, int, int]]]:
+        """Slot to the cells that were ever set to it: (event, row, position), in order."""
+        out: dict[int, list[tuple[int, int, int]]] = {}
+        for at in self.by_kind.get("map", []):
+            event = self.events[at]
+            for position, slot in enumerate(event["slots"], start=event["start"]):
+                if slot > 0:
+                    out.setdefault(slot, []).append((at, event["row"], position))
+        return out
+
+    @cached_property
+    def _row_forwards(self) -> dict[int, list[tuple[int, Row]]]:
+        """Table row to the batch rows that read through it, in order."""
+        out: dict[int, list[tuple[int, Row]]] = {}
+        for at in self.forwards:
+            if "row_as_read" not in self.events[at]:
+                for row in self.rows[at]:
+                    out.setdefault(row.row, []).append((at, row))
         return out
 
     def prepare(self) -> None:
         """Work out now what is otherwise worked out when it is first asked for."""
-        _ = self.reads
+        _ = self._named, self._row_forwards
 
     def cells(self, row: int, at: int) -> dict[int, int]:
         """Position to slot of a table row as it stands before event ``at``."""
@@ -240,11 +243,30 @@ class CleanRun:
         return writes[k] if k < len(writes) else None
 
     def reads_between(self, slot: int, after: int, until: int | None) -> list[Read]:
-        """Reads of ``slot`` behind ``after`` and before ``until``."""
-        reads = self.reads.get(slot, [])
-        first = bisect_right(reads, after, key=lambda r: r.at)
-        last = len(reads) if until is None else bisect_left(reads, until, key=lambda r: r.at)
-        return reads[first:last]
+        """Prefix reads of ``slot`` behind ``after`` and before ``until`` (None = the end)."""
+        stop = len(self.events) if until is None else until
+        out = []
+        for set_at, row, position in self._named.get(slot, []):
+            end = min(stop, self._set_again(row, position, set_at, stop))
+            forwards = self._row_forwards.get(row, [])
+            first = bisect_right(forwards, max(after, set_at), key=lambda f: f[0])
+            for at, batch_row in forwards[first:]:
+                if at >= end:
+                    break
+                if position < batch_row.prefix:
+                    out.append(Read(at, batch_row.b, position))
+        return sorted(out, key=lambda r: (r.at, r.b, r.position))
+
+    def _set_again(self, row: int, position: int, after: int, stop: int) -> int:
+        """Place of the next map event that sets a cell behind ``after``; ``stop`` = none before."""
+        maps = self.maps.get(row, [])
+        for at in maps[bisect_right(maps, after) :]:
+            if at >= stop:
+                break
+            event = self.events[at]
+            if event["start"] <= position < event["start"] + len(event["slots"]):
+                return at
+        return stop
 
     def row_of(self, at: int, b: int) -> Row:
         return next(r for r in self.rows[at] if r.b == b)
