@@ -37,14 +37,12 @@ def measure(options: dict[str, Any]) -> dict[str, float]:
         run = {"folder": name, "record": record, "record_options": options, **_LOAD}
         (folder / "run.json").write_text(json.dumps(run))
         subprocess.run(
-            [
-                str(set_up(default_folder())),
-                str(HERE / "sglang_driver.py"),
-                str(folder / "run.json"),
-            ],
+            [str(set_up(default_folder())), str(HERE / "sglang_driver.py"), "1"],
+            input=f"{folder / 'run.json'}\n",
             env=engine_env(),
             check=True,
             capture_output=True,
+            text=True,
             timeout=600,
         )
         result = json.loads((folder / "result.json").read_text())
