@@ -28,6 +28,7 @@ unit: $(VENV)/.installed-test
 
 test-engines: $(VENV)/.installed-test
 	$(BIN)/python tests/engines/setup_sglang.py
+	$(BIN)/python tests/engines/setup_vllm.py
 	KVCANARY_ENGINES=1 $(BIN)/pytest tests/engines
 
 bench: $(VENV)/.installed
