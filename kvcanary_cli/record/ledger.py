@@ -103,6 +103,12 @@ class Ledger:
         rest = every[(self.owner[every] > FREE) & ~np.isin(every, slots)]
         return np.concatenate([slots, rest])
 
+    def lost(self) -> None:
+        """See ``State``: whoever owned what by now was not seen."""
+        self.owner[:] = UNKNOWN
+        self._entry[:] = 0
+        self._entry_live.clear()
+
     def retell(self, *, gap: bool) -> list[Event]:
         """See ``State``. Ownership moves without a free, so that nothing looks broken."""
         events: list[Event] = []

@@ -10,13 +10,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kvcanary_cli.record.copies import HostNow
+from kvcanary_cli.record.drainer import Deferred, Drainer, Step
 from kvcanary_cli.record.sink import KEPT_RINGS, MAX_REASON, SEAL_INTERVAL_S, Group, Sink
 from kvcanary_cli.record.tokens import TokenCoder, key_path, load_key
 from kvcanary_cli.record.triggers import SIGNAL, Trigger, pull_on_signal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from kvcanary_cli.record.copies import Mover
     from kvcanary_cli.record.options import RecordOptions
 
 log = logging.getLogger("kvcanary.record")
@@ -26,12 +29,22 @@ Event = dict[str, Any]
 _EVENT_BYTES = 400
 _SAY_DROPPED_EVERY_S = 60.0
 _WRITE_S = 0.2
+_CLOSE_S = 30.0
+_SLOW = "the disk or the copies do not keep up"
 #: A canary that reports in every step says the same thing: its first report keeps the ring.
 _TRIGGER_REST_S = 10.0
 
 
+class StepIncompleteError(Exception):
+    """What a step copied does not tell all of it: the step is not recorded."""
+
+
 class State(Protocol):
-    """Something whose changes events tell; after a gap it must be told as a whole."""
+    """Something whose changes events tell; after a gap it must be told as a whole.
+
+    One that is changed by deferred functions alone may have a method ``lost``: steps were missed
+    whose changes it never saw, so that it knows nothing any more.
+    """
 
     def retell(self, *, gap: bool) -> list[Event]:
         """All of it, as events.
@@ -47,6 +60,10 @@ class Session:
     An adapter calls ``emit`` for what the engine does and ``commit`` at the end of every step. It
     never blocks on the disk and never raises: after a fault it is not ``active`` any more.
 
+    Where the engine's tensors are on a device, a session with a mover is ``asynchronous``: what
+    needs their values is given to ``defer`` and runs on a thread of the session, in order, when
+    copies of them are there. State that deferred functions change belongs to that thread.
+
     Attributes:
         active: Whether events are still taken.
         tokens: What becomes of token ids.
@@ -60,6 +77,7 @@ class Session:
         header: Mapping[str, Any],
         *,
         starts_mid_run: bool = False,
+        mover: Mover | None = None,
     ) -> None:
         """Begin a recording.
 
@@ -68,6 +86,8 @@ class Session:
             header: Header fields ``engine``, ``rank``, ``pool``, ``records``, ``serving_args``;
                 the others are filled in.
             starts_mid_run: Whether the engine has been running already.
+            mover: Copies tensors without waiting (``copies.mover_of``); None = they are on the
+                host, and nothing is deferred.
 
         Raises:
             InputError: The key file cannot be used.
@@ -83,8 +103,9 @@ class Session:
         self._starts_mid_run = starts_mid_run or options.start_after > 0
         self._header = dict(header)
         self._states: list[State] = []
-        self._events: list[Event] = []
-        self._cost = 0
+        self._items: list[Event | Deferred] = []
+        # State told again, which stands in front of the next step.
+        self._ahead: list[Event] = []
         self._i = 0
         self._new_part = False
         self._skip_steps = options.start_after
@@ -92,9 +113,12 @@ class Session:
         self._triggers: deque[Trigger] = deque()
         self._kept_at = float("-inf")
         self._said_enough = False
+        self._incomplete = self._ended = False
         if SIGNAL in options.triggers:
             pull_on_signal(options.path)
         self._sink = Sink(folder, _trace_name(header), self._header_of, options)
+        self._mover = mover
+        self._drainer = None if mover is None else Drainer(self._deliver)
         atexit.register(self.close)
 
     def _header_of(self, later_part: bool) -> Event:
@@ -117,20 +141,42 @@ class Session:
         """Have ``state`` told again behind every gap."""
         self._states.append(state)
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether deferred functions run later."""
+        return self._mover is not None
+
     def emit(self, event: Event) -> None:
         """Add an event, without ``i``; integer lists may be int64 arrays."""
-        if not self.active or self._skip_steps:
-            return
-        self._events.append(event)
-        self._cost += _EVENT_BYTES + sum(
-            getattr(value, "nbytes", 0) or (8 * len(value) if isinstance(value, list) else 0)
-            for value in event.values()
-        )
+        if self.active:
+            self._items.append(event)
 
     def emit_all(self, events: list[Event]) -> None:
         """Add several."""
-        for event in events:
-            self.emit(event)
+        if self.active:
+            self._items.extend(events)
+
+    def defer(self, make: Callable[..., list[Event]], *tensors: Any, fresh: bool = False) -> None:
+        """Add the events that ``make`` gives for the values that ``tensors`` have by now.
+
+        It runs at once, or in an asynchronous session later, on the session's thread and in the
+        order of all deferred functions; also for a step that is dropped, so that what it changes
+        stays true. It may raise ``StepIncompleteError`` to have its step dropped.
+
+        Args:
+            make: Gets int64 arrays of the tensors' shapes.
+            tensors: Integers, on the device or not.
+            fresh: Whether nobody writes to the tensors any more, so that no clone is needed.
+        """
+        if not self.active:
+            return
+        if self._mover is None:
+            events, complete = self._made([Deferred(make, tuple(map(HostNow.of, tensors)))])
+            self._items += events
+            self._incomplete |= not complete
+        else:
+            copies = tuple(self._mover.begin(x, fresh=fresh) for x in tensors)
+            self._items.append(Deferred(make, copies))
 
     def commit(self, *, step: bool = False) -> None:
         """Hand over what was emitted since the last call: all of it, or none if it does not fit.
@@ -143,33 +189,93 @@ class Session:
         if self._sink.failure is not None:
             self.active = False
             return
+        items, self._items = self._items, []
+        if self._drainer is None:
+            incomplete, self._incomplete = self._incomplete, False
+            events, _ = self._made(items)
+            self._arrive(events, is_step=step, complete=not incomplete)
+        elif items or step or self._triggers or self._sink.has_heard:
+            self._queue(items, is_step=step)
+
+    def _queue(
+        self, items: list[Event | Deferred], *, is_step: bool = False, force: bool = False
+    ) -> None:
+        assert self._mover is not None
+        assert self._drainer is not None
+        deferred = any(isinstance(item, Deferred) for item in items)
+        fence = self._mover.fence() if deferred else None
+        self._drainer.put(Step(items, fence, is_step), force=force)
+
+    def _deliver(self, step: Step) -> None:
+        """A step's copies are there; on the drainer's thread."""
+        if self._ended:
+            return
+        try:
+            if step.missed_steps:
+                for state in self._states:
+                    lost = getattr(state, "lost", None)
+                    if lost is not None:
+                        lost()
+                self._drop(step.missed_steps, step.missed_events)
+            events, complete = self._made(step.items)
+            self._arrive(events, is_step=step.is_step, complete=complete)
+        except Exception as error:
+            self.fail(error)
+
+    def _made(self, items: list[Event | Deferred]) -> tuple[list[Event], bool]:
+        """The events of ``items``, and whether they are all."""
+        events: list[Event] = []
+        complete = True
+        for item in items:
+            if not isinstance(item, Deferred):
+                events.append(item)
+                continue
+            try:
+                events += item.make(*[copy.array() for copy in item.copies])
+            except StepIncompleteError as error:
+                log.warning("kvcanary: a step is not recorded: %s", error)
+                complete = False
+        return events, complete
+
+    def _arrive(self, events: list[Event], *, is_step: bool, complete: bool) -> None:
+        """Number a step's events and pass them to the disk, or drop them."""
         if self._skip_steps:
-            self._skip_steps -= step
+            self._skip_steps -= is_step
+            self._triggers.clear()
             if not self._skip_steps:
                 self._retell(gap=False)
             return
-        triggers = self._due_triggers()
-        if not self._events:
+        if not complete:
+            self._drop(1, len(events))
             return
-        events, new_part = self._events, self._new_part
+        triggers = self._due_triggers()
+        events = [*self._ahead, *events, *(trigger.event for trigger in triggers)]
+        if not events:
+            return
+        self._ahead = []
+        new_part = self._new_part
         keeps = bool(triggers) and self._may_keep()
         for k, event in enumerate(events, self._i):
             event["i"] = k
-        self._i += len(events)
-        taken = self._sink.offer(Group(events, self._cost, new_part, keeps))
-        self._events, self._cost = [], 0
-        if not taken:
+        cost = sum(_cost(event) for event in events)
+        if not self._sink.offer(Group(events, cost, new_part, keeps)):
             self._triggers.extendleft(reversed(triggers))
-            self.dropped_steps += 1
-            self.dropped_events += len(events)
-            self._say_dropped()
-            self._retell(gap=not new_part)
+            self._drop(1, len(events))
             return
+        self._i += len(events)
         self._new_part = keeps or self._sink.part_due
         if keeps:
             self._kept_at = time.monotonic()
         if self._new_part:
             self._retell(gap=False)
+
+    def _drop(self, steps: int, events: int) -> None:
+        """``steps`` with at least ``events`` are not recorded; the state is told again."""
+        self._i += max(1, events)
+        self.dropped_steps += steps
+        self.dropped_events += events
+        self._say_dropped()
+        self._retell(gap=not self._new_part)
 
     def trigger(self, by: str, text: str = "", *, wait_s: float = 0.0) -> None:
         """Keep the ring as it is after this step, here and in the other ranks.
@@ -190,17 +296,17 @@ class Session:
             self._triggers.append(trigger)
         if wait_s:
             self.commit()
+            if self._drainer is not None:
+                self._drainer.settle(wait_s)
             self._sink.settle(wait_s)
 
     def _due_triggers(self) -> list[Trigger]:
-        """Triggers that came since the last step, each told as an event of this one."""
+        """Triggers that came since the last step."""
         while (heard := self._sink.heard()) is not None:
             self._triggers.append(heard)
         due = []
         while self._triggers:
-            trigger = self._triggers.popleft()
-            due.append(trigger)
-            self.emit(trigger.event)
+            due.append(self._triggers.popleft())
         return due
 
     def _may_keep(self) -> bool:
@@ -214,15 +320,15 @@ class Session:
         return False
 
     def _retell(self, *, gap: bool) -> None:
-        for state in self._states:
-            self.emit_all(state.retell(gap=gap))
+        self._ahead = [event for state in self._states for event in state.retell(gap=gap)]
 
     def _say_dropped(self) -> None:
         now = time.monotonic()
         if now - self._said_dropped >= _SAY_DROPPED_EVERY_S:
             self._said_dropped = now
             log.warning(
-                "kvcanary: the disk does not keep up: %d steps (%d events) not recorded so far",
+                "kvcanary: %s: %d steps (%d events) not recorded so far",
+                _SLOW,
                 self.dropped_steps,
                 self.dropped_events,
             )
@@ -231,26 +337,50 @@ class Session:
         """End the recording at this event because of a fault of its own; logs once."""
         if not self.active:
             return
-        log.error("kvcanary: recording ends, the server runs on", exc_info=error)
-        self._events.append(
-            {"kind": "recording_ended", "reason": f"{type(error).__name__}: {error}"[:MAX_REASON]}
-        )
-        self.commit()
         self.active = False
-        self._sink.close(timeout_s=0)
+        log.error("kvcanary: recording ends, the server runs on", exc_info=error)
+        ended = {
+            "kind": "recording_ended",
+            "reason": f"{type(error).__name__}: {error}"[:MAX_REASON],
+        }
+        if self._drainer is not None and self._drainer.is_current:
+            # What is still queued would follow what the fault left out.
+            self._ended = True
+            self._arrive([ended], is_step=False, complete=True)
+            self._sink.close(timeout_s=0)
+            return
+        items, self._items = [*self._items, ended], []
+        if self._drainer is not None:
+            self._queue(items, force=True)
+            self._drainer.close(timeout_s=0)
+        else:
+            self._arrive(self._made(items)[0], is_step=False, complete=True)
+            self._sink.close(timeout_s=0)
 
     def close(self) -> None:
         """Write what there is and finish the trace."""
         if self.active:
             self.commit()
             self.active = False
+        if self._drainer is not None:
+            self._queue([], force=True)
+            self._drainer.close(timeout_s=_CLOSE_S)
         self._sink.close()
         if self.dropped_steps:
             log.warning(
-                "kvcanary: %d steps (%d events) were not recorded in all: the disk did not keep up",
+                "kvcanary: %d steps (%d events) were not recorded in all: %s",
                 self.dropped_steps,
                 self.dropped_events,
+                _SLOW,
             )
+
+
+def _cost(event: Event) -> int:
+    """About what ``event`` takes in memory."""
+    return _EVENT_BYTES + sum(
+        getattr(value, "nbytes", 0) or (8 * len(value) if isinstance(value, list) else 0)
+        for value in event.values()
+    )
 
 
 def _trace_name(header: Mapping[str, Any]) -> str:

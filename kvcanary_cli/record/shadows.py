@@ -1,33 +1,32 @@
 """What the trace has said about tables and histories, so that only changes are told.
 
-The comparison runs where the tables are. For tables on a GPU it is done with torch there and waits
-for the device; a kernel that gathers the changes without waiting is not part of this.
+The comparison runs where the tables are (``diffs``), and only what changed comes to the host.
+``show`` waits for it. ``tell`` does not, in a session whose copies are asynchronous: the events are
+made when their copies are there, in the place where they belong.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from kvcanary_cli.record.diffs import RowDiff, to_cells
+from kvcanary_cli.record.session import StepIncompleteError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from kvcanary_cli.record.session import Session
     from kvcanary_cli.record.tokens import TokenCoder
 
     Ints = NDArray[np.int64]
     Event = dict[str, Any]
 
-_UNTOLD = -(1 << 31)
-
-
-def to_host(values: Any) -> Ints:
-    """Integers of a tensor, array or sequence as a one-dimensional int64 copy."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().numpy()
-    return np.array(values, dtype=np.int64).reshape(-1)
+to_host = to_cells
 
 
 class TableShadow:
@@ -40,54 +39,47 @@ class TableShadow:
             table: The engine's live table, a tensor or array.
         """
         self._table = table
-        self._told = np.full(tuple(table.shape), _UNTOLD, dtype=np.int32)
+        self._diff = RowDiff(table)
+        self._forget = False
 
     def show(self, rows: Sequence[int], lengths: Sequence[int]) -> list[Event]:
         """The ``map`` events after which the trace knows the first cells of ``rows``."""
         if not len(rows):
             return []
-        width = min(max(lengths), self._told.shape[1])
-        index = np.asarray(rows, dtype=np.int64)
-        now = self._cells(index, width)
-        told = self._told[index, :width]
-        wanted = np.arange(width) < np.asarray(lengths)[:, None]
-        changed = (now != told) & wanted
-        if not changed.any():
-            return []
-        events: list[Event] = []
-        at_row, at_cell = np.nonzero(changed)
-        starts = np.flatnonzero(
-            (np.diff(at_row, prepend=-1) != 0) | (np.diff(at_cell, prepend=-2) != 1)
-        )
-        for first, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(at_row)], strict=True):
-            b, cell = int(at_row[first]), int(at_cell[first])
-            slots = now[b, cell : cell + stop - first].astype(np.int64)
-            events.append({"kind": "map", "row": int(index[b]), "start": cell, "slots": slots})
-            self._told[index[b], cell : cell + len(slots)] = slots
-        return events
+        self._forget_if_due()
+        return _map_events(self._diff.changes(rows, lengths))
 
-    def _cells(self, rows: Ints, width: int) -> NDArray[np.int32]:
-        table = self._table
-        if hasattr(table, "detach"):
-            if table.device.type == "cpu":
-                table = table.numpy()
-            else:
-                import torch
+    def tell(self, session: Session, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Emit what ``show`` gives, without waiting for the device if ``session`` need not."""
+        if not session.asynchronous:
+            session.emit_all(self.show(rows, lengths))
+        elif len(rows):
+            self._forget_if_due()
+            session.defer(self._events_of, *self._diff.launch(rows, lengths), fresh=True)
 
-                index = torch.from_numpy(rows).to(table.device)
-                on_host: NDArray[np.int32] = table[index, :width].cpu().numpy()
-                return on_host
-        cells: NDArray[np.int32] = table[rows, :width]
-        return cells
+    def _events_of(self, entries: Ints, count: Ints) -> list[Event]:
+        found = int(count[0])
+        if found > len(entries):
+            # A launch that is under way already may fall short once more, and is dropped as well.
+            self._diff.grow(found)
+            raise StepIncompleteError(f"{found} table cells changed, expected {len(entries)}")
+        return _map_events(entries[:found])
+
+    def _forget_if_due(self) -> None:
+        if self._forget:
+            self._forget = False
+            self._diff.forget()
 
     def row(self, row: int, length: int) -> Ints:
-        """The first cells of a row as they are now."""
-        cells: Ints = self._cells(np.array([row]), length)[0].astype(np.int64)
-        return cells
+        """The first cells of a row as they are now; waits for the device."""
+        return to_host(self._table[row, :length])
 
     def retell(self, *, gap: bool) -> list[Event]:
-        """See ``State``: rows are told again when they are next shown."""
-        self._told[:] = _UNTOLD
+        """See ``State``: rows are told again when they are next shown.
+
+        The shadow is changed only by who launches the diffs, for it may be on a device.
+        """
+        self._forget = True
         return []
 
 
@@ -96,15 +88,33 @@ class LutShadow:
 
     def __init__(self, slots: int) -> None:
         self._told = np.zeros(slots, dtype=np.int64)
+        self._diffs: dict[int, RowDiff] = {}
 
     def show(self, lut: Any) -> list[Event]:
         """The ``lut`` event after which the trace knows ``lut``, if it changed."""
-        on_host = lut.detach().cpu().numpy() if hasattr(lut, "detach") else np.asarray(lut)
-        now = on_host[: len(self._told)]
+        now = to_host(lut[: len(self._told)])
         full = np.flatnonzero(now != self._told)
+        return self._event(full, now[full])
+
+    def tell(self, session: Session, lut: Any) -> None:
+        """Emit what ``show`` gives, without waiting for the device if ``session`` need not."""
+        if not session.asynchronous:
+            session.emit_all(self.show(lut))
+            return
+        diff = self._diffs.get(id(lut))
+        if diff is None:
+            self._diffs.clear()
+            row = lut[: len(self._told)].reshape(1, -1)
+            diff = self._diffs[id(lut)] = RowDiff(row, capacity=len(self._told))
+        session.defer(self._events_of, *diff.launch([0], [len(self._told)]), fresh=True)
+
+    def _events_of(self, entries: Ints, count: Ints) -> list[Event]:
+        changed = entries[: int(count[0])]
+        return self._event(changed[:, 1].copy(), changed[:, 2].copy())
+
+    def _event(self, full: Ints, swa: Ints) -> list[Event]:
         if not len(full):
             return []
-        swa = now[full].astype(np.int64)
         self._told[full] = swa
         return [{"kind": "lut", "full": full, "swa": swa}]
 
@@ -140,3 +150,21 @@ class HistoryShadow:
         """See ``State``: histories are told again when they are next shown."""
         self._told.clear()
         return []
+
+
+def _map_events(changes: Ints) -> list[Event]:
+    """``map`` events of [n, 3] changes, one for each run of cells."""
+    if not len(changes):
+        return []
+    row, cell, value = changes[:, 0], changes[:, 1], changes[:, 2]
+    edges = np.flatnonzero((np.diff(row) != 0) | (np.diff(cell) != 1)) + 1
+    bounds = [0, *edges.tolist(), len(changes)]
+    return [
+        {
+            "kind": "map",
+            "row": int(row[first]),
+            "start": int(cell[first]),
+            "slots": value[first:stop].copy(),
+        }
+        for first, stop in pairwise(bounds)
+    ]

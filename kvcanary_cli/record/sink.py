@@ -130,6 +130,11 @@ class Sink:
             log.warning("kvcanary: other ranks are not told of the trigger: %s", error)
             return Trigger(by, text, self._file.origin)
 
+    @property
+    def has_heard(self) -> bool:
+        """Whether ``heard`` will give one."""
+        return bool(self._heard)
+
     def heard(self) -> Trigger | None:
         """The next trigger that another rank or a signal told of."""
         return self._heard.popleft() if self._heard else None

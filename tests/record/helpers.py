@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SLOTS, ROWS, ROW_LEN = 64, 5, 32
-HEADER = {
+HEADER: dict[str, Any] = {
     "engine": {"name": "toy", "version": "1"},
     "rank": {"tp": 0, "pp": 0, "dp": 0},
     "pool": {"slots": SLOTS, "rows": ROWS, "row_len": ROW_LEN},
