@@ -1,7 +1,7 @@
 # make demo: install into .venv and replay a real trace that holds a corruption.
 # make test: install the test tools, run lint, types and tests.
 # make test-engines: install real engines into build/engines and test the recorder on them.
-# make bench: print the benchmark tables.
+# make bench: run all CPU benchmarks, one table; under ten minutes.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -32,7 +32,7 @@ test-engines: $(VENV)/.installed-test
 	KVCANARY_ENGINES=1 $(BIN)/pytest tests/engines
 
 bench: $(VENV)/.installed
-	$(BIN)/python benchmarks/bench_replay.py
+	$(BIN)/python -m benchmarks.bench_all
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
 import sys
-import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.figures import KVCANARY, ROOT, Figure, run_command, table
+
 LARGEST = ROOT / "examples" / "clean_radix.pt"
-KVCANARY = [sys.executable, "-m", "kvcanary_cli"]
 BARE = [sys.executable, "-c", "pass"]
 LOW = str(ROOT / "configs" / "low_cuda_graph_max_bs.yaml")
 QUICK = (
@@ -34,44 +35,42 @@ TORCH = [sys.executable, "-c", "import torch"]
 
 def seconds(command: list[str]) -> float:
     """Wall clock of one run."""
-    start = time.perf_counter()
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
-    elapsed = time.perf_counter() - start
-    if done.returncode not in (0, 1, 5):
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr.decode()}")
-    return elapsed
+    return run_command(command).wall_s
 
 
-def compare(name: str, ours: list[str], other_name: str, other: list[str], runs: int) -> None:
-    """Run both sides alternately and print medians and the median ratio."""
+def compare(name: str, ours: list[str], other_name: str, other: list[str], runs: int) -> Figure:
+    """Run both sides alternately; medians, and the median of the pairs' ratios."""
     pairs = [(seconds(ours), seconds(other)) for _ in range(runs)]
     ratio = sorted(a / b for a, b in pairs)
-    print(
-        f"{name:<44} {statistics.median(a for a, _ in pairs):7.2f} s   "
-        f"{other_name:<28} {statistics.median(b for _, b in pairs):7.2f} s   "
-        f"ratio {statistics.median(ratio):6.2f} ({ratio[0]:.2f} to {ratio[-1]:.2f})"
+    return Figure(
+        name,
+        f"{statistics.median(a for a, _ in pairs):.2f} s",
+        f"{other_name} (pairs {ratio[0]:.2f} to {ratio[-1]:.2f})",
+        f"{statistics.median(b for _, b in pairs):.2f} s",
+        statistics.median(ratio),
     )
+
+
+def figures(runs: int) -> list[Figure]:
+    """All comparisons."""
+    replay = [*KVCANARY, "replay", str(LARGEST), "-q"]
+    ours, reference = ([*replay, "--backend", name] for name in ("cpu", "reference"))
+    seconds(ours)  # compiles on a cold cache
+    quick = (["--version"], ["--help"], *QUICK)
+    found = [
+        compare(f"kvcanary {words[0]}", [*KVCANARY, *words], "bare interpreter start", BARE, runs)
+        for words in quick
+    ]
+    name = f"replay {LARGEST.name}, cpu backend"
+    found.append(compare(name, ours, "import torch", TORCH, runs))
+    found.append(compare(name, ours, "same, reference backend", reference, max(1, runs // 2)))
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
-    runs = parser.parse_args().runs
-    replay = [*KVCANARY, "replay", str(LARGEST), "-q"]
-    seconds([*replay, "--backend", "cpu"])  # compiles on a cold cache
-    compare("kvcanary --version", [*KVCANARY, "--version"], "bare interpreter", BARE, runs)
-    compare("kvcanary --help", [*KVCANARY, "--help"], "bare interpreter", BARE, runs)
-    for words in QUICK:
-        compare(f"kvcanary {words[0]}", [*KVCANARY, *words], "bare interpreter", BARE, runs)
-    name = f"replay {LARGEST.name}, cpu backend"
-    compare(name, [*replay, "--backend", "cpu"], "import torch", TORCH, runs)
-    compare(
-        name,
-        [*replay, "--backend", "cpu"],
-        "same, reference backend",
-        [*replay, "--backend", "reference"],
-        max(1, runs // 2),
-    )
+    print(table(figures(parser.parse_args().runs)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,116 @@
+"""Whole commands measured, and figures beside what they are held to, as one table."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+KVCANARY = (sys.executable, "-m", "kvcanary_cli")
+ROOT = Path(__file__).resolve().parents[1]
+#: Exit codes of a command that did its work: clean, findings, nothing to check.
+_DONE = (0, 1, 5)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One finished command.
+
+    Attributes:
+        wall_s: Seconds on the clock.
+        cpu_s: Seconds of CPU of all its threads; on a shared machine this is the one to compare.
+        peak_bytes: Most resident memory, mapped pages of files included.
+        output: What it printed.
+    """
+
+    wall_s: float
+    cpu_s: float
+    peak_bytes: int
+    output: str
+
+
+def run_command(command: Sequence[str]) -> Run:
+    """Run a command to its end.
+
+    Raises:
+        SystemExit: It failed.
+    """
+    start = time.perf_counter()
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT, text=True
+    )
+    assert process.stdout is not None
+    output = process.stdout.read()
+    _, status, used = os.wait4(process.pid, 0)
+    wall_s = time.perf_counter() - start
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode not in _DONE:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}:\n{output}")
+    scale = 1 if sys.platform == "darwin" else 1024
+    return Run(wall_s, used.ru_utime + used.ru_stime, used.ru_maxrss * scale, output)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A measured number beside its bound or peer.
+
+    Attributes:
+        name: What was measured.
+        value: The number, with its unit.
+        against: Bound or peer by name.
+        other: Its number.
+        ratio: Which of the two stands over which is in ``against``; None = nothing to compare.
+    """
+
+    name: str
+    value: str
+    against: str
+    other: str
+    ratio: float | None
+
+
+def table(figures: Iterable[Figure]) -> str:
+    """The figures as aligned text."""
+    rows = [("figure", "measured", "bound or peer", "its value", "ratio")]
+    rows += [
+        (f.name, f.value, f.against, f.other, "" if f.ratio is None else f"{f.ratio:.2f}")
+        for f in figures
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if k in (1, 3, 4) else cell.ljust(width)
+            for k, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    """One line on the machine, its load included: a busy one makes wall clocks meaningless."""
+    from importlib.metadata import version
+
+    load = ", ".join(f"{x:.1f}" for x in os.getloadavg()) if hasattr(os, "getloadavg") else "?"
+    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "numba", "numpy"))
+    return (
+        f"{cpu_model()}, {os.cpu_count()} threads, load {load} at the start; "
+        f"Python {platform.python_version()}, {packages}"
+    )
+
+
+def cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
