@@ -8,9 +8,11 @@ From a checkout with kvcanary installed. In this order:
 2. random cases against the reference backend, seeded; writes whose requests touch each other's
    slots are run many times over, since a race need not show at once;
 3. a whole plan, verify and write step captured in a CUDA graph: replays equal the eager step;
-4. time of verify, write and plan beside the device's own copy bandwidth.
+4. time of verify, write, plan and the whole step at 4,000,000 entries, each beside its predicted
+   floor: the device's own copy bandwidth, or the latency of its hash chain.
 
-``--interpret`` does 1 and 2 on the CPU in Triton's interpreter, with few cases and no timing.
+``--interpret`` is a dry run of all of it on the CPU in Triton's interpreter: few cases, tiny sizes,
+no graph, and times that mean nothing.
 Exit status 0 all equal, 1 a difference, 2 wrong usage, 5 no GPU.
 """
 
@@ -46,6 +48,7 @@ _INTERPRETED_CASES = 3
 _RACE_CASES = 40
 _RACE_REPEATS = 20
 _GRAPH_REPLAYS = 5
+_INTERPRETED_REPLAYS = 1
 
 
 def random_differences(
@@ -213,16 +216,18 @@ def main(argv: list[str] | None = None) -> int:
     report.check("golden files", golden_differences(backend, args.golden, golden_limit))
     report.check("random cases", random_differences(backend, cases))
     report.check("requests that clash", race_differences(backend, *races))
-    if args.interpret:
-        print("graph capture and timing: left out, they need a GPU")
-    else:
-        from benchmarks.gpu_timing import graph_differences, time_everything
+    from benchmarks.gpu_timing import DRY, FULL, TABLE_HEAD, graph_differences, time_everything
 
-        report.check("graph replay", graph_differences(backend, _GRAPH_REPLAYS))
-        figures = time_everything(backend)
-        report.content["figures"] = [asdict(figure) for figure in figures]
-        for figure in figures:
-            print(figure)
+    replays = _INTERPRETED_REPLAYS if args.interpret else _GRAPH_REPLAYS
+    report.check("graph replay", graph_differences(backend, replays))
+    figures = time_everything(backend, DRY if args.interpret else FULL)
+    report.content["dry_run"] = args.interpret
+    report.content["figures"] = [asdict(f) | {"floor_us": f.floor_us} for f in figures]
+    if args.interpret:
+        print("dry run: nothing was captured, and these times mean nothing; a GPU is needed")
+    print(TABLE_HEAD)
+    for figure in figures:
+        print(figure)
     if args.out is not None:
         args.out.write_text(json.dumps(report.content, indent=1) + "\n", encoding="utf-8")
     return EXIT_DIFFERENT if report.failed else EXIT_EQUAL

@@ -1,19 +1,24 @@
-"""The parts of ``gpu_check`` that only a GPU can do: graph capture and timing.
+"""Graph capture and timing for ``gpu_check``, each figure beside its predicted floor.
 
-A figure stands beside its floor: the bytes that the operation must move over the copy bandwidth
-that this device showed a moment before. A write has a second floor, the serial hashing of its
-longest request, which is not predicted here: its time over its longest request is shown instead.
+The floor is the larger of two: the bytes that the operation must move over the copy bandwidth that
+this device showed a moment before, and for a write the serial hashing of its longest request, at
+the time that one step of a chain in registers takes here (``gpu_chain``).
+
+In Triton's interpreter all of it runs as well, at sizes for that and without graphs: a dry run,
+whose times mean nothing.
 """
 
 from __future__ import annotations
 
 import statistics
 import subprocess
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from benchmarks.gpu_chain import chain_step_us
 from kvcanary_cli.abi.constants import RealKvHashMode
 from kvcanary_cli.abi.faults import new_fault_cell
 from kvcanary_cli.abi.plans import VerifyPlan, WritePlan
@@ -26,13 +31,33 @@ if TYPE_CHECKING:
 
 _WARM_UPS = 3
 _SAMPLES = 20
-_COPY_BYTES = 1 << 30
-_SLOTS = 8_000_000
-_ENTRIES = 4_000_000
-_HASHED_ENTRIES = 1_000_000
-_VERIFY_ROWS = 256
-# (requests, tokens of each): prefill of many, one long prompt, decode of a full plan.
-_WRITES = ((32, 512), (1, 16384), (4096, 1))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large everything is.
+
+    Attributes:
+        copy_bytes: Of the copy that gives the bandwidth.
+        slots: Of the pool of the entries.
+        entries: That verify and plan take.
+        hashed_entries: Of a verify with KV hashes.
+        verify_rows: Requests of the batch.
+        writes: (requests, tokens of each): prefill of many, one long prompt, a full plan's decode.
+        chain_steps: Of the chain that gives the latency of a hash.
+    """
+
+    copy_bytes: int = 1 << 30
+    slots: int = 8_000_000
+    entries: int = 4_000_000
+    hashed_entries: int = 1_000_000
+    verify_rows: int = 256
+    writes: tuple[tuple[int, int], ...] = ((32, 512), (1, 16384), (4096, 1))
+    chain_steps: int = 10_000
+
+
+FULL = Sizes()
+DRY = Sizes(1000, 200, 60, 80, 4, ((2, 5),), 8)
 _SECTOR_BYTES = 32
 
 Launch = dict[str, Any]
@@ -50,25 +75,38 @@ class Figure:
     copy_gb_per_s: float
     longest_chain: int = 0
     """Tokens of the longest request of a write, hashed one after another."""
+    chain_step_us: float = 0.0
+    """Measured time of one step of a chain."""
 
     @property
-    def floor_us(self) -> float:
+    def bytes_floor_us(self) -> float:
         return self.moved_bytes / self.copy_gb_per_s / 1e3
 
     @property
+    def chain_floor_us(self) -> float:
+        return self.longest_chain * self.chain_step_us
+
+    @property
+    def floor_us(self) -> float:
+        return max(self.bytes_floor_us, self.chain_floor_us)
+
+    @property
     def percent_of_copy(self) -> float:
-        return 100 * self.floor_us / self.median_us
+        return 100 * self.bytes_floor_us / self.median_us
 
     def __str__(self) -> str:
-        text = (
-            f"{self.name:<44} {self.median_us:>9.1f} us (p20 {self.p20_us:.1f}, "
-            f"p80 {self.p80_us:.1f}); must move {self.moved_bytes / 1e6:.2f} MB, floor "
-            f"{self.floor_us:.1f} us at {self.copy_gb_per_s:.0f} GB/s, "
-            f"{self.percent_of_copy:.1f} % of copy"
+        limit = "chain" if self.chain_floor_us > self.bytes_floor_us else "bytes"
+        return (
+            f"{self.name:<44} {self.median_us:>11.1f} {self.p20_us:>11.1f} {self.p80_us:>11.1f} "
+            f"{self.floor_us:>11.1f} {limit:>6} {self.median_us / self.floor_us:>8.2f} "
+            f"{self.percent_of_copy:>9.1f}"
         )
-        if self.longest_chain:
-            text += f"; {1e3 * self.median_us / self.longest_chain:.0f} ns a token of the longest"
-        return text
+
+
+TABLE_HEAD = (
+    f"{'operation (times in us)':<44} {'median':>11} {'p20':>11} {'p80':>11} {'floor':>11} "
+    f"{'of':>6} {'x floor':>8} {'% of copy':>9}"
+)
 
 
 def driver_version() -> str:
@@ -85,8 +123,17 @@ def driver_version() -> str:
     return done.stdout.splitlines()[0].strip()
 
 
-def capture(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
+class _Eager:
+    """Stands in for a graph where there is no GPU: a replay runs the step again."""
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self.replay = step
+
+
+def capture(step: Callable[[], None], device: str) -> Any:
     """Capture ``step`` after warming it up on a side stream, as capture asks for."""
+    if device == "cpu":
+        return _Eager(step)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -98,22 +145,27 @@ def capture(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def measure(step: Callable[[], None]) -> tuple[float, float, float]:
+def measure(step: Callable[[], None], device: str) -> tuple[float, float, float]:
     """Median, 20th and 80th percentile of a captured step in microseconds.
 
     A graph leaves the host's launch time out, as a server's decode does.
     """
-    graph = capture(step)
+    if device == "cpu":
+        start = time.perf_counter()
+        step()
+        once = 1e6 * (time.perf_counter() - start)
+        return once, once, once
+    graph = capture(step, device)
     for _ in range(_WARM_UPS):
         graph.replay()
     times = []
     for _ in range(_SAMPLES):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
         graph.replay()
         end.record()
         end.synchronize()
-        times.append(1e3 * start.elapsed_time(end))
+        times.append(1e3 * begin.elapsed_time(end))
     cuts = statistics.quantiles(times, n=10)
     return statistics.median(times), cuts[1], cuts[7]
 
@@ -128,7 +180,7 @@ class Pool:
         rows: int,
         prefix: int,
         extend: int,
-        num_slots: int = _SLOTS,
+        num_slots: int,
         source_bytes: int = 0,
         mode: RealKvHashMode = RealKvHashMode.NONE,
     ) -> None:
@@ -255,7 +307,7 @@ def graph_differences(backend: Backend, replays: int) -> Iterator[str | None]:
     """A captured step, replayed on changed inputs, against the same step launched eagerly."""
     for rows, prefix, extend, clash in ((8, 33, 1, False), (5, 7, 40, False), (6, 9, 4, True)):
         pool = Pool(backend, rows=rows, prefix=prefix, extend=extend, num_slots=4096)
-        graph = capture(pool.step)
+        graph = capture(pool.step, backend.device)
         own_slots = pool.batch["out_cache_loc"].clone()
         for i in range(replays):
             pool.batch["input_ids"].random_(0, 1 << 40)
@@ -281,53 +333,58 @@ def graph_differences(backend: Backend, replays: int) -> Iterator[str | None]:
             yield f"rows {rows}, replay {i}: {', '.join(wrong)}" if wrong else None
 
 
-def _copy(backend: Backend) -> Figure:
-    source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=backend.device)
+def _copy(device: str, copy_bytes: int) -> Figure:
+    source = torch.empty(copy_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
 
     def step() -> None:
         target.copy_(source)
 
-    times = measure(step)
-    moved = 2 * _COPY_BYTES
+    times = measure(step, device)
+    moved = 2 * copy_bytes
     return Figure("copy on the device", *times, moved, moved / times[0] / 1e3)
 
 
-def time_everything(backend: Backend) -> list[Figure]:
-    """Copy bandwidth first, then each operation beside it."""
-    figures = [_copy(backend)]
+def time_everything(backend: Backend, sizes: Sizes = FULL) -> list[Figure]:
+    """Copy bandwidth and chain latency first, then each operation beside its floor."""
+    device = backend.device
+    figures = [_copy(device, sizes.copy_bytes)]
     bandwidth = figures[0].copy_gb_per_s
+    step_us = chain_step_us(device, sizes.chain_steps, lambda step: measure(step, device))
 
     def add(name: str, step: Callable[[], None], moved: int, chain: int = 0) -> None:
-        figures.append(Figure(name, *measure(step), moved, bandwidth, chain))
+        figures.append(Figure(name, *measure(step, device), moved, bandwidth, chain, step_us))
 
     # An entry of verify: four plan cells and two rows of a sector each. Its predecessor is mostly
     # another entry, but at random slots neither finds the other in a cache.
     entry_bytes = 4 * 8 + 2 * _SECTOR_BYTES
-    rows = _VERIFY_ROWS
-    prefix = _ENTRIES // rows
-    pool = Pool(backend, rows=rows, prefix=prefix, extend=1)
-    entries = rows * prefix
     # A planned entry reads one table cell and writes four plan cells.
-    add(f"plan, {entries} entries of {rows} requests", pool.plan, entries * (4 + 4 * 8))
+    plan_bytes = 4 + 4 * 8
+    rows = sizes.verify_rows
+    prefix = sizes.entries // rows
+    pool = Pool(backend, rows=rows, prefix=prefix, extend=1, num_slots=sizes.slots)
+    entries = rows * prefix
+    add(f"plan, {entries} entries of {rows} requests", pool.plan, entries * plan_bytes)
     add(f"verify, {entries} random slots", pool.verify, entries * entry_bytes)
     add(f"write, {rows} requests x 1 token", pool.write, rows * _write_bytes(), 1)
+    moved = entries * (plan_bytes + entry_bytes) + rows * _write_bytes()
+    add("whole step: plan, verify, write", pool.step, moved, 1)
     del pool
 
     for label, source_bytes, mode in (
         ("PARTIAL, 1 source", 16, RealKvHashMode.PARTIAL),
         ("ALL, 1 source x 256 B", 256, RealKvHashMode.ALL),
     ):
+        entries = rows * (sizes.hashed_entries // rows)
         pool = Pool(
             backend,
             rows=rows,
-            prefix=_HASHED_ENTRIES // rows,
+            prefix=entries // rows,
             extend=1,
-            num_slots=2 * _HASHED_ENTRIES,
+            num_slots=2 * sizes.hashed_entries,
             source_bytes=source_bytes,
             mode=mode,
         )
-        entries = rows * (_HASHED_ENTRIES // rows)
         add(
             f"verify, {entries} random slots, {label}",
             pool.verify,
@@ -335,8 +392,8 @@ def time_everything(backend: Backend) -> list[Figure]:
         )
         del pool
 
-    for rows, extend in _WRITES:
-        pool = Pool(backend, rows=rows, prefix=16, extend=extend, num_slots=_HASHED_ENTRIES)
+    for rows, extend in sizes.writes:
+        pool = Pool(backend, rows=rows, prefix=16, extend=extend, num_slots=sizes.hashed_entries)
         add(
             f"write, {rows} requests x {extend} tokens",
             pool.write,

@@ -12,7 +12,10 @@ import pytest
 import torch
 
 from benchmarks import gpu_check, gpu_timing
+from benchmarks.gpu_chain import chain_value
+from kvcanary_cli.abi.constants import CHAIN_HEAD_HASH
 from kvcanary_cli.backends import get_backend
+from kvcanary_cli.backends.reference.hashes import chain_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,22 +30,34 @@ def test_interpreted_run_is_equal_and_written_down(
     out = tmp_path / "result.json"
     arguments = ["--interpret", "--golden-limit", "1", "--cases", "1", "--out", str(out)]
     assert gpu_check.main(arguments) == 0
-    assert "need a GPU" in capsys.readouterr().out
-    checks = json.loads(out.read_text())["checks"]
+    assert "these times mean nothing" in capsys.readouterr().out
+    content = json.loads(out.read_text())
+    checks = content["checks"]
     assert [check["name"] for check in checks] == [
         "golden files",
         "random cases",
         "requests that clash",
+        "graph replay",
     ]
     assert all(check["compared"] and not check["different"] for check in checks)
+    assert content["dry_run"] is True
+    assert all(figure["floor_us"] > 0 for figure in content["figures"])
 
 
+@pytest.fixture
+def _no_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_timing, "graph_differences", lambda *_: iter([None]))
+    monkeypatch.setattr(gpu_timing, "time_everything", lambda *_: [])
+
+
+@pytest.mark.usefixtures("_no_timing")
 def test_a_difference_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_check, "random_differences", lambda *_: iter([None, "cell 3 differs"]))
     arguments = ["--interpret", "--golden-limit", "1", "--cases", "1"]
     assert gpu_check.main(arguments) == 1
 
 
+@pytest.mark.usefixtures("_no_timing")
 def test_no_golden_files_fail_the_run(tmp_path: Path) -> None:
     arguments = ["--interpret", "--golden", str(tmp_path), "--cases", "1"]
     assert gpu_check.main(arguments) == 1
@@ -64,17 +79,10 @@ def test_without_a_gpu_one_line_and_its_own_status() -> None:
     assert "no GPU" in done.stdout
 
 
-class _Replayed:
-    """Stands in for a captured graph: replaying is running the step again."""
-
-    def __init__(self, step: Callable[[], None]) -> None:
-        self.replay = step
-
-
 def test_graph_check_compares_what_a_step_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_timing, "capture", _Replayed)
-    assert set(gpu_timing.graph_differences(get_backend("triton"), 2)) == {None}
-    monkeypatch.setattr(gpu_timing, "capture", lambda _: _Replayed(lambda: None))
+    assert set(gpu_timing.graph_differences(get_backend("triton"), 1)) == {None}
+    does_nothing = gpu_timing.capture(lambda: None, "cpu")
+    monkeypatch.setattr(gpu_timing, "capture", lambda *_: does_nothing)
     assert None not in set(gpu_timing.graph_differences(get_backend("triton"), 1))
 
 
@@ -82,7 +90,7 @@ def test_timing_covers_every_operation_on_clean_data(monkeypatch: pytest.MonkeyP
     """Small sizes, and the step run once instead of being timed."""
     pools: list[gpu_timing.Pool] = []
 
-    def measure(step: Callable[[], None]) -> tuple[float, float, float]:
+    def measure(step: Callable[[], None], _device: str) -> tuple[float, float, float]:
         step()
         if isinstance(pool := getattr(step, "__self__", None), gpu_timing.Pool):
             pools.append(pool)
@@ -90,23 +98,31 @@ def test_timing_covers_every_operation_on_clean_data(monkeypatch: pytest.MonkeyP
         return 2.0, 1.0, 3.0
 
     monkeypatch.setattr(gpu_timing, "measure", measure)
-    for name, value in {
-        "_COPY_BYTES": 1000,
-        "_SLOTS": 200,
-        "_ENTRIES": 60,
-        "_HASHED_ENTRIES": 80,
-        "_VERIFY_ROWS": 4,
-        "_WRITES": ((2, 5),),
-    }.items():
-        monkeypatch.setattr(gpu_timing, name, value)
-    figures = gpu_timing.time_everything(get_backend("triton"))
-    assert [figure.name.split(",")[0] for figure in figures] == [
-        "copy on the device", "plan", "verify", "write", "verify", "verify", "write",
+    figures = gpu_timing.time_everything(get_backend("triton"), gpu_timing.DRY)
+    assert [figure.name.split(",")[0].split(":")[0] for figure in figures] == [
+        "copy on the device", "plan", "verify", "write", "whole step", "verify", "verify", "write",
     ]  # fmt: skip
     assert figures[0].percent_of_copy == pytest.approx(100)
     assert figures[2].moved_bytes == 60 * 96
-    assert "ns a token" in str(figures[-1])
     assert len(pools) == len(figures) - 1
+
+
+def test_a_floor_is_the_larger_of_bytes_and_chain() -> None:
+    # 1 MB at 100 GB/s is 10 us; 500 tokens at 0.1 us are 50.
+    moves = gpu_timing.Figure("f", 100.0, 90.0, 110.0, 10**6, 100.0)
+    assert (moves.floor_us, moves.percent_of_copy) == (pytest.approx(10), pytest.approx(10))
+    chains = gpu_timing.Figure("f", 100.0, 90.0, 110.0, 10**6, 100.0, 500, 0.1)
+    assert chains.floor_us == pytest.approx(50)
+    assert "chain" in str(chains)
+    assert "bytes" in str(moves)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5])
+def test_the_timed_chain_is_the_canarys_chain(steps: int) -> None:
+    want = CHAIN_HEAD_HASH
+    for position in range(steps):
+        want = chain_step(want, 7, position)
+    assert chain_value("cpu", 7, steps) % (1 << 64) == want
 
 
 @pytest.mark.gpu
