@@ -41,14 +41,15 @@ def _forwards(run: Run) -> list[dict[str, Any]]:
     return [event for event in events(run.trace) if event["kind"] == "forward"]
 
 
-@pytest.mark.parametrize("name", [*CLEAN, "no_cache"])
+@pytest.mark.parametrize("name", [*CLEAN, "paired", "no_cache"])
 def test_a_healthy_run_replays_clean(name: str, runs: dict[str, Run]) -> None:
     done = runs[name]
     assert done.result["error"] is None
     assert done.result["finished"]
     # A launch in which one request reads what another one writes is told as two.
     assert steps(done.trace) == list(range(len(steps(done.trace))))
-    assert done.result["launches"] <= len(steps(done.trace)) <= 1.1 * done.result["launches"]
+    split = len(steps(done.trace)) - done.result["launches"]
+    assert 0 <= split <= RUNS[name]["requests"]
     kinds = _kinds(done)
     assert kinds["finish"] + kinds["abort"] == RUNS[name]["requests"]
     assert kinds["abort"] == done.result["aborted"]
@@ -76,8 +77,7 @@ def test_the_runs_show_what_they_are_there_for(runs: dict[str, Run]) -> None:
     assert {"evict", "retract", "release"} <= reasons
     assert not {"own", "publish", "match"} & set(_kinds(runs["no_cache"]))
     # Requests that arrive together are served from blocks that are being written.
-    split = sum(len(steps(run.trace)) - run.result["launches"] for run in runs.values())
-    assert split > 0
+    assert len(steps(runs["paired"].trace)) - runs["paired"].result["launches"] >= 4
 
 
 def test_the_tokens_told_are_those_that_were_answered(runs: dict[str, Run]) -> None:
@@ -149,7 +149,7 @@ def test_a_fault_in_the_live_engine_is_named(fault: str, runs: dict[str, Run]) -
         # Whoever reads the slot that was hit, and who hit it.
         assert finding.victim == truth["other"]
         assert finding.culprit.req == truth["req"]
-        assert finding.slots == (truth["target"],)
+        assert set(finding.slots) == {truth["target"]}
     else:
         assert finding.victim == truth["req"]
     if fault == "shift_position":
@@ -178,8 +178,8 @@ def _first_bad_step(done: Run, fault: str, truth: dict[str, Any]) -> int:
             for slot, req in zip(e["out_cache_loc"], _writers(e), strict=True)
         )
     ]
-    # Whoever writes the block first shows at the victim's next forward behind it.
-    return int(min(e["step"] for e in launched if e["step"] > spoiled[0]))
+    # In one launch layers write before they read.
+    return int(min(e["step"] for e in launched if e["step"] >= spoiled[0]))
 
 
 def _writers(forward: dict[str, Any]) -> list[str]:

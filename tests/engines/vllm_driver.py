@@ -29,6 +29,7 @@ DESCRIPTION: dict[str, Any] = {
     "engine_args": {},
     "requests": 40,
     "prefix_families": 4,
+    "paired": False,
     "prompt_tokens": [8, 160],
     "new_tokens": [8, 40],
     "gap": 3,
@@ -158,11 +159,13 @@ class Load:
             [rng.randrange(3, 500) for _ in range(high)] for _ in range(run["prefix_families"])
         ]
         prompts = []
-        for _ in range(run["requests"]):
+        for k in range(run["requests"]):
             length = rng.randint(low, high)
-            shared = rng.randint(0, length)
+            # A pair arrives together, with a prefix that no request had before.
+            shared = low if run["paired"] else rng.randint(0, length)
+            family = families[k // 2 % len(families)] if run["paired"] else rng.choice(families)
             tail = [rng.randrange(3, 500) for _ in range(length - shared)]
-            prompts.append((rng.choice(families)[:shared] + tail, rng.randint(*run["new_tokens"])))
+            prompts.append((family[:shared] + tail, rng.randint(*run["new_tokens"])))
         return prompts
 
     def run_all(self) -> None:

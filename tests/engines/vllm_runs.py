@@ -62,6 +62,13 @@ RUNS: dict[str, dict[str, Any]] = {
             }
         },
     },
+    "paired": {
+        "requests": 16,
+        "prefix_families": 8,
+        "paired": True,
+        "prompt_tokens": [34, 44],
+        "record_options": {"tokens": "raw", "kv_hash": "partial"},
+    },
     "no_cache": {
         "requests": 12,
         "record_options": _RAW,

@@ -1,7 +1,8 @@
 """One launch of vLLM's model as the trace's ``forward``.
 
-``of_runner`` reads what the model is about to be fed; where the model runs in other processes,
-``of_scheduler`` derives the same from what the scheduler sends them.
+``of_runner`` and ``of_input_batch`` read what the model is about to be fed, from the two kinds of
+model runner that vLLM has; where the model runs in other processes, ``of_scheduler`` derives the
+same from what the scheduler sends them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Batch:
         prefix: [bs] positions that each row reads.
         blocks: [bs] each row's blocks, as far as this forward reads or writes them.
         block_size: Slots of a block of ``blocks``.
-        input_ids: [tokens], or None where the model is fed no tokens, or they are not known yet.
+        input_ids: [tokens], or None where they are not known yet.
         positions, slots: [tokens].
         drafts: [bs] how many of a row's tokens are proposals.
         prompts: [bs] prompt lengths.
@@ -98,22 +99,29 @@ class Batch:
         """
         if len(self.reqs) == 1 or not any(hits.values()):
             return [self]
-        starts = self.starts
-        level = [0] * len(self.reqs)
-        for b, req in enumerate(self.reqs):
-            mine = hits.get(req)
-            if not mine:
-                continue
-            for other in range(len(self.reqs)):
-                wrote = self.slots[starts[other] : starts[other + 1]].tolist()
-                if other != b and not mine.isdisjoint(wrote):
-                    level[b] = max(level[b], level[other] + 1)
+        level = self._levels(hits)
         if not any(level):
             return [self]
         return [
             self.take([b for b, at in enumerate(level) if at == each])
             for each in sorted(set(level))
         ]
+
+    def _levels(self, hits: Mapping[str, set[int]]) -> list[int]:
+        """[bs] how many rows must have written before each may read."""
+        starts, count = self.starts, len(self.reqs)
+        wrote = [set(self.slots[starts[b] : starts[b + 1]].tolist()) for b in range(count)]
+        needs = {
+            b: [other for other in range(count) if other != b and not mine.isdisjoint(wrote[other])]
+            for b, req in enumerate(self.reqs)
+            if (mine := hits.get(req))
+        }
+        level = [0] * count
+        # Rows stand in any order. A ring, which no healthy engine makes, ends as well.
+        for _ in range(count):
+            for b, others in needs.items():
+                level[b] = max((level[other] + 1 for other in others), default=0)
+        return level
 
     def prefix_slots(self) -> Ints:
         """Slots that the rows read, row by row."""
@@ -175,28 +183,83 @@ def of_runner(
         runner: The model runner, after it has prepared its inputs.
         output: The scheduler's output that it works on.
         group: Number of the KV cache group that is recorded.
-        input_ids: [padded tokens] tensor that the model gets, or None.
+        input_ids: [padded tokens] tensor that the model gets.
         requests: The scheduler's requests by id.
     """
     held = runner.input_batch
     count = int(held.num_reqs)
     reqs = [str(req) for req in held.req_ids[:count]]
     counts = np.array([output.num_scheduled_tokens[req] for req in reqs], dtype=np.int64)
-    total = int(counts.sum())
-    lengths = to_host(runner.seq_lens[:count])
     table = held.block_table[group]
-    size = int(table.block_size)
-    width = max(1, -(-int(lengths.max(initial=1)) // size))
-    cells = table.get_device_tensor(count)[:, :width].detach().cpu().numpy().astype(np.int64)
+    return _of_tensors(
+        reqs,
+        counts,
+        runner.seq_lens,
+        tables=table.get_device_tensor(count),
+        block_size=int(table.block_size),
+        inputs=(input_ids, runner.positions, table.slot_mapping.gpu),
+        output=output,
+        requests=requests,
+    )
+
+
+def of_input_batch(
+    held: Any,
+    tables: Any,
+    slots: Any,
+    output: Any,
+    block_size: int,
+    requests: Mapping[str, Any],
+) -> Batch:
+    """What the second kind of model runner is about to run.
+
+    Args:
+        held: Its input batch.
+        tables: [bs, blocks] block tables of the KV cache group that is recorded.
+        slots: [tokens] slot mapping of that group.
+        output: The scheduler's output that it works on.
+        block_size: Slots of a block of ``tables``.
+        requests: The scheduler's requests by id.
+    """
+    count = int(held.num_reqs)
+    return _of_tensors(
+        [str(req) for req in held.req_ids[:count]],
+        np.diff(to_host(held.query_start_loc[: count + 1])),
+        held.seq_lens,
+        tables=tables,
+        block_size=block_size,
+        inputs=(held.input_ids, held.positions, slots),
+        output=output,
+        requests=requests,
+    )
+
+
+def _of_tensors(
+    reqs: list[str],
+    counts: Ints,
+    seq_lens: Any,
+    *,
+    tables: Any,
+    block_size: int,
+    inputs: tuple[Any, Any, Any],
+    output: Any,
+    requests: Mapping[str, Any],
+) -> Batch:
+    """A batch whose ``inputs`` (tokens, positions, slots) and tables may be longer than it is."""
+    total = int(counts.sum())
+    lengths = to_host(seq_lens[: len(reqs)])
+    width = max(1, -(-int(lengths.max(initial=1)) // block_size))
+    cells = to_host(tables[: len(reqs), :width]).reshape(len(reqs), -1)
+    input_ids, positions, slots = (to_host(values[:total]) for values in inputs)
     return Batch(
         reqs=reqs,
         counts=counts,
         prefix=lengths - counts,
-        blocks=[cells[b, : -(-length // size)] for b, length in enumerate(lengths.tolist())],
-        block_size=size,
-        input_ids=None if input_ids is None else to_host(input_ids[:total]),
-        positions=to_host(runner.positions[:total]),
-        slots=to_host(table.slot_mapping.gpu[:total]),
+        blocks=[cells[b, : -(-length // block_size)] for b, length in enumerate(lengths.tolist())],
+        block_size=block_size,
+        input_ids=input_ids,
+        positions=positions,
+        slots=slots,
         drafts=_drafts(output, reqs),
         prompts=_prompts(requests, reqs),
     )

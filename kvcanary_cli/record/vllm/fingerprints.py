@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvcanary_cli.record.vllm.pools import RUNNER_V1
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -97,6 +99,8 @@ def _layout(pools: Pools) -> tuple[Callable[[Ints], torch.Tensor] | None, str]:
     runner, group = pools.runner, pools.group
     if runner is None or group is None:
         return None, pools.why_derived or "no group of layers keeps every token"
+    if pools.runner_module != RUNNER_V1:
+        return None, f"the layout of {pools.runner_module} is not known"
     name = runner.kv_cache_config.kv_cache_groups[group].layer_names[0]
     layer = runner.compilation_config.static_forward_context[name]
     cache = layer.kv_cache

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvcanary_cli.record.shadows import HistoryShadow
-from kvcanary_cli.record.vllm.batches import Batch, of_runner, of_scheduler
+from kvcanary_cli.record.vllm.batches import Batch, of_input_batch, of_runner, of_scheduler
 from kvcanary_cli.record.vllm.blocks import BlockLedger
 from kvcanary_cli.record.vllm.loads import Loads
 from kvcanary_cli.record.vllm.pool_calls import PoolCalls
@@ -62,6 +62,7 @@ class Follower(PoolCalls):
         for state in (ledger, self._table, self._histories):
             session.add_state(state)
         self._output: Any = None
+        self._prepared: list[Batch] | None = None
         self._hits: dict[str, set[int]] = {}
         self._drafted: dict[str, tuple[int, list[int]]] = {}
         self._step = 0
@@ -80,9 +81,13 @@ class Follower(PoolCalls):
         self._output = scheduler_output
         return True
 
-    def leave_execute(self, entered: bool | None, *_args: Any, **_kwargs: Any) -> None:
+    def leave_execute(
+        self, entered: bool | None, _result: Any, raised: bool, *_args: Any, **_kwargs: Any
+    ) -> None:
         if entered:
             self._output = None
+            parts, self._prepared = self._prepared, None
+            self.after_forward(parts, None, raised)
 
     def before_forward(
         self, runner: Any, input_ids: Any = None, *_args: Any, **_kwargs: Any
@@ -93,7 +98,25 @@ class Follower(PoolCalls):
             return None
         if input_ids is None:
             input_ids = runner.input_ids.gpu
-        batch = of_runner(runner, output, group, input_ids, self._requests)
+        return self._begin(of_runner(runner, output, group, input_ids, self._requests))
+
+    def on_prepared(
+        self, _token: Any, result: Any, raised: bool, runner: Any, input_batch: Any
+    ) -> None:
+        """The second kind of model runner has prepared a batch; ``result`` are its block tables
+        and slots by group. It runs the model before its step ends.
+        """
+        group, output = self._pools.group, self._output
+        if raised or runner is not self._pools.runner or group is None or output is None:
+            return
+        tables, slots = result
+        size = self._pools.table_block_size
+        self._prepared = self._begin(
+            of_input_batch(input_batch, tables[group], slots[group], output, size, self._requests)
+        )
+
+    def _begin(self, batch: Batch) -> list[Batch]:
+        """The model is about to run ``batch``; its parts, the first of which is told."""
         parts = batch.in_order(self._hits)
         self._hits = {}
         self._tell(parts[0], self._step)

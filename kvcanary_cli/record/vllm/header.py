@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcanary_cli.record.secrets import scrub
 from kvcanary_cli.record.vllm import KNOWN_VERSIONS
+from kvcanary_cli.record.vllm.pools import RUNNER_MODULES
 
 if TYPE_CHECKING:
     from kvcanary_cli.record.patching import Patcher
@@ -118,7 +119,8 @@ def _families(config: Any, pools: Pools, patcher: Patcher, has_fingerprints: boo
     lost: dict[str, str] = {}
     for key, hook in patcher.unplaced().items():
         # A module that was never imported has nothing that could be called.
-        if hook.module in sys.modules:
+        unused = hook.module in RUNNER_MODULES and hook.module != pools.runner_module
+        if hook.module in sys.modules and not unused:
             why = patcher.missing.get(key, "not placed")
             log.warning("kvcanary: vLLM %s: no hook at %s: %s", version, key, why)
             lost |= dict.fromkeys(hook.families, key)

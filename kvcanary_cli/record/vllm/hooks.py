@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvcanary_cli.record.patching import Hook
+from kvcanary_cli.record.vllm.pools import RUNNER_MODULES, RUNNER_V1, RUNNER_V2
 
 if TYPE_CHECKING:
     from kvcanary_cli.record.vllm.recorder import Recorder
@@ -18,7 +19,7 @@ _SCHEDULER = "core.sched.scheduler"
 _MANAGER = "core.kv_cache_manager"
 _POOL = "core.block_pool"
 _QUEUE = "core.kv_cache_utils"
-_RUNNER = "worker.gpu_model_runner"
+_FORWARD = ("forward", "map", "history", "kv_hash")
 #: module below ``vllm.v1``, name, method for before, method for after, families.
 _TABLE: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
     (_SCHEDULER, "Scheduler.update_from_output", "enter_update", "leave_update", ("spec",)),
@@ -82,30 +83,32 @@ def hooks_of(recorder: Recorder) -> list[Hook]:
         Hook("vllm.v1.engine.core", "EngineCore.shutdown", None, recorder.core_ends),
         Hook(f"vllm.v1.{_SCHEDULER}", "Scheduler.__init__", None, recorder.scheduler_built),
         Hook(
-            f"vllm.v1.{_RUNNER}", "GPUModelRunner.initialize_kv_cache", None, recorder.runner_ready
-        ),
-        Hook(
             f"vllm.v1.{_SCHEDULER}",
             "Scheduler.schedule",
             recorder.scheduling,
             call("leave_schedule"),
-            ("transfer",),
+            (*_FORWARD, "transfer"),
         ),
         Hook(
-            f"vllm.v1.{_RUNNER}",
-            "GPUModelRunner.execute_model",
-            before_execute,
-            call("leave_execute"),
-            ("forward", "map", "history", "kv_hash"),
-        ),
-        Hook(
-            f"vllm.v1.{_RUNNER}",
+            RUNNER_V1,
             "GPUModelRunner._model_forward",
             call("before_forward"),
             call("after_forward"),
-            ("forward", "map", "history", "kv_hash"),
+            _FORWARD,
         ),
+        Hook(RUNNER_V2, "GPUModelRunner.prepare_attn", None, call("on_prepared"), _FORWARD),
     ]
+    for module in RUNNER_MODULES:
+        hooks += [
+            Hook(module, "GPUModelRunner.initialize_kv_cache", None, recorder.runner_ready),
+            Hook(
+                module,
+                "GPUModelRunner.execute_model",
+                before_execute,
+                call("leave_execute"),
+                _FORWARD,
+            ),
+        ]
     hooks += [
         Hook(f"vllm.v1.{module}", name, call(before), call(after), families)
         for module, name, before, after, families in _TABLE

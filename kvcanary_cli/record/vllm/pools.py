@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+RUNNER_V1 = "vllm.v1.worker.gpu_model_runner"
+RUNNER_V2 = "vllm.v1.worker.gpu.model_runner"
+#: Modules of the model runners whose inputs are understood.
+RUNNER_MODULES = (RUNNER_V1, RUNNER_V2)
 #: Groups of layers whose blocks hold a token at every position, by their specification's class.
 _FULL = "FullAttentionSpec"
 _UNIFORM = "UniformTypeKVCacheSpecs"
@@ -55,9 +59,7 @@ class Pools:
         longest = int(scheduler.max_model_len)
         blocks_per_row = -(-longest // block_size)
         if runner is not None and group is not None:
-            table = runner.input_batch.block_table[group]
-            table_block_size = int(table.block_size)
-            blocks_per_row = int(table.max_num_blocks_per_req)
+            table_block_size, blocks_per_row = _table_sizes(runner, group)
         return cls(
             scheduler=scheduler,
             blocks=manager.block_pool,
@@ -70,6 +72,11 @@ class Pools:
             rows=int(scheduler.max_num_running_reqs) + 1,
             blocks_per_row=blocks_per_row,
         )
+
+    @property
+    def runner_module(self) -> str | None:
+        """Which of ``RUNNER_MODULES`` the runner is of; None without one."""
+        return None if self.runner is None else _module(self.runner)
 
     @property
     def groups(self) -> int:
@@ -102,14 +109,29 @@ def _full_group(groups: Any) -> int | None:
 
 def _runner(executor: Any) -> tuple[Any, str]:
     runner = executor
-    if not hasattr(runner, "execute_model") or not hasattr(runner, "input_batch"):
+    if _module(executor) is None:
         worker = getattr(executor, "driver_worker", None)
         worker = getattr(worker, "worker", worker)
         runner = getattr(worker, "model_runner", None)
-        if runner is None:
-            by = "something" if executor is None else type(executor).__name__
-            return None, f"{by} runs the model in other processes"
-    if not hasattr(runner, "_model_forward") or not hasattr(runner, "input_batch"):
+    if runner is None:
+        by = "something" if executor is None else type(executor).__name__
+        return None, f"{by} runs the model in other processes"
+    if _module(runner) is None:
         kind = f"{type(runner).__module__}.{type(runner).__name__}"
         return None, f"{kind} is not a model runner that was tried"
     return runner, ""
+
+
+def _module(runner: Any) -> str | None:
+    """Which of ``RUNNER_MODULES`` ``runner``'s class comes from."""
+    names = {base.__module__ for base in type(runner).__mro__}
+    return next((module for module in RUNNER_MODULES if module in names), None)
+
+
+def _table_sizes(runner: Any, group: int) -> tuple[int, int]:
+    """Slots of a block, and blocks of a row, of the runner's block table."""
+    if _module(runner) == RUNNER_V2:
+        tables = runner.block_tables
+        return int(tables.block_sizes[group]), int(tables.block_tables[group].gpu.shape[1])
+    table = runner.input_batch.block_table[group]
+    return int(table.block_size), int(table.max_num_blocks_per_req)
