@@ -71,6 +71,8 @@ class OwnershipRules:
         self.ended: Mapping[int, int] = {}
         # [slots] shared by a fork: when the owner ends, the others keep them.
         self._forked = np.zeros(num_slots, dtype=np.bool_)
+        # [slots] scratch of _all_different.
+        self._place: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         # The last alloc of each owner.
         self.last_alloc: dict[int, int] = {}
         # A rule that stays broken is reported once for each tenancy of the slot.
@@ -119,7 +121,7 @@ class OwnershipRules:
         if (
             (before > FREE).any()
             or (state.bad_event[slots] != NEVER).any()
-            or not _all_different(slots)
+            or not self._all_different(slots)
         ):
             return False
         state.last_owner[slots] = before
@@ -136,7 +138,7 @@ class OwnershipRules:
         if (
             (state.owner[slots] != code).any()
             or (state.bad_event[slots] != NEVER).any()
-            or not _all_different(slots)
+            or not self._all_different(slots)
         ):
             self._check_free(code, slots, event)
         state.give(slots, FREE, event)
@@ -285,6 +287,14 @@ class OwnershipRules:
             if code in owning:
                 self._report(what.LEAK, held[owners == code], code, event, None)
 
+    def _all_different(self, slots: Ints) -> bool:
+        """Whether no slot is named twice: else one of its places overwrites the other's number."""
+        if len(slots) < 2:
+            return True
+        places = np.arange(len(slots), dtype=np.int32)
+        self._place[slots] = places
+        return bool((self._place[slots] == places).all())
+
     def _not_of(self, slots: Ints, code: int) -> NDArray[np.bool_]:
         """[n] which ``slots`` are known to be another's than ``code``'s, the free list's included.
 
@@ -366,8 +376,3 @@ class OwnershipRules:
         if name == what.FREE_BY_NON_OWNER and mine is not None:
             return "", mine, bad
         return (name, event, mine) if bad == NEVER else (broken, bad, mine)
-
-
-def _all_different(slots: Ints) -> bool:
-    """Whether no slot is named twice; most lists ascend, which is cheap to see."""
-    return bool((slots[1:] > slots[:-1]).all()) or len(np.unique(slots)) == len(slots)
