@@ -41,10 +41,10 @@ class PoolName(StrEnum):
 
 def inspect(
     trace: Annotated[
-        Path,
+        str,
         typer.Argument(
             metavar="TRACE",
-            help="A trace (.jsonl, .jsonl.zst, .pt, .kvtrace folder, - for stdin).",
+            help="A trace (.jsonl, .jsonl.zst, .pt, .kvtrace folder, URL, - for stdin).",
         ),
     ],
     slot: Annotated[
@@ -109,7 +109,7 @@ def inspect(
     from kvcanary_cli.report import inspect_json, inspect_text
     from kvcanary_cli.trace.reader import open_trace
 
-    reader = open_trace(str(trace))
+    reader = open_trace(trace)
     ask(reader, question)
     answer = question.answer()
     with result_output(output) as out:

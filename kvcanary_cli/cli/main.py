@@ -6,8 +6,12 @@ import signal
 import sys
 import traceback
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from kvcanary_cli.errors import EXIT_INTERRUPTED, KvCanaryError, as_known
+
+if TYPE_CHECKING:
+    from kvcanary_cli.cli.output import Output
 
 
 class _Interrupted(BaseException):
@@ -26,16 +30,16 @@ def main(argv: list[str] | None = None) -> int:
     """
     arguments, debug = _without_debug(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGINT, _on_interrupt)
-    from kvcanary_cli.cli.app import app
-    from kvcanary_cli.cli.output import Output
-
     failure: Exception
     try:
+        # What takes time belongs in here: Ctrl-C may come at any moment.
+        from kvcanary_cli.cli.app import app
+
         app(args=arguments, prog_name="kvcanary")
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 0
     except _Interrupted:
-        Output().note("interrupted: nothing was concluded")
+        _output().note("interrupted: nothing was concluded")
         return EXIT_INTERRUPTED
     except KvCanaryError as error:
         known, failure = error, error
@@ -45,8 +49,14 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if debug:
         traceback.print_exception(failure)
-    Output().error(known)
+    _output().error(known)
     return known.exit_code
+
+
+def _output() -> Output:
+    from kvcanary_cli.cli.output import Output
+
+    return Output()
 
 
 def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:

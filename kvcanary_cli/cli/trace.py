@@ -25,7 +25,7 @@ trace_app = typer.Typer(
     ),
 )
 
-_FORMS = ".jsonl, .jsonl.zst, .pt, a .kvtrace folder, or - for JSONL on stdin"
+_FORMS = ".jsonl, .jsonl.zst, .pt, a .kvtrace folder, a URL of one, or - for JSONL on stdin"
 
 
 class Format(StrEnum):
@@ -47,7 +47,7 @@ _FormatOption = Annotated[Format, typer.Option("--format", help="Output format."
     )
 )
 def info(
-    trace: Annotated[Path, typer.Argument(help=f"The trace: {_FORMS}.")],
+    trace: Annotated[str, typer.Argument(help=f"The trace: {_FORMS}.")],
     format_: _FormatOption = Format.text,
 ) -> None:
     """Say what a trace holds: engine, events, steps, requests, pool use, what is missing."""
@@ -76,7 +76,7 @@ def info(
     )
 )
 def validate(
-    traces: Annotated[list[Path], typer.Argument(help=f"The traces, each {_FORMS}.")],
+    traces: Annotated[list[str], typer.Argument(help=f"The traces, each {_FORMS}.")],
     format_: _FormatOption = Format.text,
 ) -> None:
     """Check that traces can be used: whole, well-formed, and in line with their own headers."""
@@ -120,7 +120,7 @@ def validate(
     )
 )
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="IN", help=f"The trace: {_FORMS}.")],
+    source: Annotated[str, typer.Argument(metavar="IN", help=f"The trace: {_FORMS}.")],
     target: Annotated[
         Path,
         typer.Argument(

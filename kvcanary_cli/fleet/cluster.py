@@ -6,6 +6,7 @@ system, or by URL.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from kvcanary_cli.errors import EXIT_INPUT, EXIT_NOTHING_CHECKED, InputError, Us
 from kvcanary_cli.fleet.job import Outcome, run_job
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from kvcanary_cli.fleet.job import Job, Watch
 
@@ -59,11 +60,27 @@ def run_on_cluster(
         InputError: The cluster cannot be reached.
     """
     ray = load_ray()
-    _connect(ray, address, size)
+    with _signals_as_raised():
+        _connect(ray, address, size)
+        try:
+            return _run(ray, jobs, len(jobs) if size is None else size, watch)
+        finally:
+            ray.shutdown()
+
+
+@contextlib.contextmanager
+def _signals_as_raised() -> Iterator[None]:
+    """Let through what a signal handler raises, also out of Ray's compiled code.
+
+    That code knows KeyboardInterrupt only, and makes a SystemError of any other.
+    """
     try:
-        return _run(ray, jobs, len(jobs) if size is None else size, watch)
-    finally:
-        ray.shutdown()
+        yield
+    except SystemError as error:
+        cause = error.__cause__
+        if cause is None or isinstance(cause, Exception):
+            raise
+        raise cause from None
 
 
 def _connect(ray: Any, address: str, size: int | None) -> None:

@@ -35,14 +35,15 @@ class BackgroundDigest:
     def __init__(self, paths: Sequence[Path], head: bytes = b"") -> None:
         self._paths, self._head = list(paths), head
         self._hex = ""
-        self._error: OSError | None = None
+        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="kvcanary-sha256", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
             self._hex = files_sha256(self._paths, self._head)
-        except OSError as error:
+        except Exception as error:
+            # Whatever it is, it is the caller's to hear of: a digest that is not one is none.
             self._error = error
 
     def result(self) -> str:
@@ -50,6 +51,7 @@ class BackgroundDigest:
 
         Raises:
             OSError: A file cannot be read.
+            TraceError: A store cannot be reached.
         """
         self._thread.join()
         if self._error is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -107,8 +108,6 @@ def test_torch_names_a_failed_allocation_as_we_expect() -> None:
 
 
 def test_an_interrupt_is_130(tmp_path: Path) -> None:
-    import signal
-
     process = subprocess.Popen(
         [sys.executable, "-m", "kvcanary_cli", "replay", "-"],
         stdin=subprocess.PIPE,
@@ -121,6 +120,26 @@ def test_an_interrupt_is_130(tmp_path: Path) -> None:
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130, error
     assert b"Traceback" not in error
+
+
+def test_an_interrupt_while_the_command_is_loaded_is_130(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, *_: object) -> None:
+            if name == "kvcanary_cli.cli.app":
+                signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.delitem(sys.modules, "kvcanary_cli.cli.app", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    try:
+        ran = run("replay", S01)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (ran.code, ran.out) == (130, "")
+    assert "interrupted" in ran.err
 
 
 def test_config_gives_the_capacities(run: Run, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,8 @@ from tests.cli.conftest import ROOT, SCENARIOS, Ran
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from tests.fleet.held import Held
 
     Run = Callable[..., Ran]
 
@@ -196,35 +197,6 @@ def _job(name: str, number: int = 0, version: str | None = None) -> Job:
     )
 
 
-class Held:
-    """A named pipe in the place of a trace: a worker that opens it waits until it is let go."""
-
-    def __init__(self, path: Path) -> None:
-        os.mkfifo(path)
-        self.path = path
-
-    def holder(self) -> int:
-        """Wait for the worker that has opened it; its process number."""
-        while True:
-            for child in multiprocessing.active_children():
-                folder = Path(f"/proc/{child.pid}/fd")
-                opened = [os.readlink(fd) for fd in folder.iterdir() if fd.is_symlink()]
-                if str(self.path) in opened:
-                    assert child.pid is not None
-                    return child.pid
-            time.sleep(0.02)
-
-
-@pytest.fixture
-def held(tmp_path: Path) -> Held:
-    held = Held(tmp_path / "held.jsonl")
-    # A reader's open() waits for a writer; this one never writes.
-    descriptor = os.open(held.path, os.O_RDWR)
-    held_open = os.fdopen(descriptor, "rb", buffering=0)
-    yield held  # type: ignore[misc]
-    held_open.close()
-
-
 def _meanwhile(action: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=action, daemon=True)
     thread.start()
@@ -250,10 +222,7 @@ def test_a_worker_that_dies_costs_its_trace_and_no_other(
     assert f"not checked: the process that replayed it was ended by {number.name}" in failed.message
 
 
-def test_a_killed_worker_is_never_green(
-    run: Run, held: Held, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kvcanary_cli.fleet.inputs.refuse_pipes", lambda inputs: None)
+def test_a_killed_worker_is_never_green(run: Run, held: Held) -> None:
     killer = _meanwhile(lambda: os.kill(held.holder(), signal.SIGKILL))
     ran = run("replay", CLEAN, str(held.path), CLEAN, "-j", "2", "--exit-zero")
     killer.join()
@@ -265,7 +234,6 @@ def test_a_killed_worker_is_never_green(
 
 
 def test_an_interrupt_ends_every_worker(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvcanary_cli.fleet.inputs.refuse_pipes", lambda inputs: None)
     monkeypatch.chdir(ROOT)
     children: list[int] = []
 
