@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kvcanary_cli.record.sglang.beams import Beams
 from kvcanary_cli.record.sglang.graphs import Padding
 from kvcanary_cli.record.sglang.handoffs import Handoffs
+from kvcanary_cli.record.sglang.requests import Requests
 from kvcanary_cli.record.sglang.scene import Scene
 from kvcanary_cli.record.sglang.speculation import Speculation, tree_parents
 from kvcanary_cli.record.sglang.tiers import Tiers
@@ -328,3 +329,24 @@ def test_members_of_a_beam_search_get_names_and_lose_them() -> None:
     ]
     assert scene.session.events[2]["shared"].tolist() == [24, 25]
     assert scene.requests.of_row == {1: "a"}
+
+
+def test_namespaces_follow_adapter_key_and_salt() -> None:
+    requests = Requests()
+    ref = SimpleNamespace(lora_name="poet", lora_id="id1")
+
+    def namespace(**fields: Any) -> str:
+        return requests.namespace(SimpleNamespace(**fields))
+
+    assert namespace(extra_key=None, cache_salt=None) == requests.namespace(None) == ""
+    tenant = namespace(extra_key="tenant")
+    assert tenant.startswith("ns-")
+    assert "tenant" not in tenant
+    assert namespace(extra_key="tenant", cache_salt="s") not in ("", tenant)
+    unknown = namespace(extra_key="id1", lora_id="id1")
+    assert requests.adapter_loaded(ref) == {"kind": "adapter", "name": "poet", "version": "v1"}
+    assert namespace(extra_key="id1", lora_id="id1") == "lora=poet@v1" != unknown
+    assert namespace(extra_key="tenantid1", lora_id="id1") == f"lora=poet@v1+{tenant}"
+    assert requests.adapter_loaded(ref)["version"] == "v2"
+    # A key that forgets the adapter does not hide what was computed with it.
+    assert namespace(extra_key=None, lora_id="id1") == "lora=poet@v2"

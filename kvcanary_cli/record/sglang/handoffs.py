@@ -73,10 +73,6 @@ class Handoffs:
 
     # The decode server.
 
-    def enter_prealloc(self, allocator: Any, *, req: Any, delta_len: int, **_kwargs: Any) -> Any:
-        """Slots for a prompt that another server prefills; whose they will be."""
-        return self._scene.requests.enter(req), int(delta_len)
-
     def enter_metadata(
         self, _queue: Any, decode_req: Any, kv_indices: Any, *_args: Any, **kwargs: Any
     ) -> None:

@@ -18,6 +18,7 @@ class Requests:
         self.by_id: dict[str, Any] = {}
         self.of_row: dict[int, str] = {}
         self._namespaces: dict[str, str] = {}
+        self._adapters: dict[str, tuple[str, int]] = {}
 
     def enter(self, req: Any) -> str:
         """``req`` takes part in a batch; its id."""
@@ -37,13 +38,28 @@ class Requests:
         found = [None if name is None else self.namespace(self.by_id.get(name)) for name in names]
         return found if any(found) else None
 
+    def adapter_loaded(self, ref: Any) -> dict[str, Any]:
+        """A LoRA adapter has these weights from now on; the event that says so."""
+        name = str(ref.lora_name or ref.lora_id)
+        version = self._adapters.get(str(ref.lora_id), (name, 0))[1] + 1
+        self._adapters[str(ref.lora_id)] = (name, version)
+        return {"kind": "adapter", "name": name, "version": f"v{version}"}
+
     def namespace(self, req: Any) -> str:
         """A name for what keeps prefixes apart (adapter, extra key, salt); "" = nothing does."""
-        parts = tuple(
-            str(value)
-            for value in (getattr(req, "extra_key", None), getattr(req, "cache_salt", None))
-            if value
-        )
+        if req is None:
+            return ""
+        adapter = str(getattr(req, "lora_id", None) or "")
+        # SGLang appends the adapter to the key; what it computes with is the adapter itself.
+        key = str(getattr(req, "extra_key", None) or "").removesuffix(adapter)
+        parts = tuple(part for part in (key, str(getattr(req, "cache_salt", None) or "")) if part)
+        if not adapter:
+            return self._digest(parts)
+        name, version = self._adapters.get(adapter, (self._digest((adapter,)), 1))
+        rest = self._digest(parts)
+        return f"lora={name}@v{version}" + (f"+{rest}" if rest else "")
+
+    def _digest(self, parts: tuple[str, ...]) -> str:
         if not parts:
             return ""
         text = "\0".join(parts)
