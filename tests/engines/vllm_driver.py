@@ -39,6 +39,8 @@ DESCRIPTION: dict[str, Any] = {
     "seed": 1,
 }
 _STEPS_AT_MOST = 5000
+#: CPU seconds of the engine core's thread within the recorder's hooks.
+HOOK_S = [0.0]
 
 
 def main() -> None:
@@ -71,9 +73,11 @@ def drive(run: dict[str, Any]) -> None:
     if run["record"]:
         from kvcanary_cli.record.vllm import install
 
+        time_hooks(HOOK_S)
         recorder = install(run["record"], **run["record_options"])
     engine = build_engine(run)
     load = Load(engine, run)
+    HOOK_S[0] = 0.0
     begun = time.thread_time()
     error = None
     try:
@@ -89,6 +93,7 @@ def drive(run: dict[str, Any]) -> None:
         "aborted": load.aborted,
         "drafted": load.drafted,
         "thread_s": thread_s,
+        "hook_s": HOOK_S[0],
         "truth": load.truth,
         "tokens": load.tokens,
         "cached_blocks": load.cached_blocks(),
@@ -96,6 +101,33 @@ def drive(run: dict[str, Any]) -> None:
         "finished": load.done,
     }
     (Path(run["folder"]) / "result.json").write_text(json.dumps(result))
+
+
+def time_hooks(spent: list[float]) -> None:
+    """Add the time that the recorder's hooks take to ``spent[0]``."""
+    from dataclasses import replace
+
+    from kvcanary_cli.record.vllm import hooks
+
+    def timed(call: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            begun = time.thread_time()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                spent[0] += time.thread_time() - begun
+
+        return None if call is None else run
+
+    plain = hooks.hooks_of
+
+    def timed_hooks(recorder: Any) -> Any:
+        return [
+            replace(hook, before=timed(hook.before), after=timed(hook.after))
+            for hook in plain(recorder)
+        ]
+
+    hooks.hooks_of = timed_hooks
 
 
 def build_engine(run: dict[str, Any]) -> Any:
