@@ -139,6 +139,8 @@ class Cutter:
         self._trace = trace
         self._strings = _Strings(trace)
         self._cursor = dict.fromkeys(trace.tables, 0)
+        # By kind: how many fields are one value an event, and the offsets of those that are lists.
+        self._sizes = {name: _field_sizes(table) for name, table in trace.tables.items()}
         self._start = 0
         self._last = 0
 
@@ -227,11 +229,10 @@ class Cutter:
         values = events
         for name, at in mine.items():
             first, count = self._cursor[name], int(at.searchsorted(events))
-            for column in self._trace.tables[name].columns.values():
-                if column.offsets is None:
-                    values += count
-                else:
-                    values += int(column.offsets[first + count]) - int(column.offsets[first])
+            single, lists = self._sizes[name]
+            values += single * count
+            for offsets in lists:
+                values += int(offsets[first + count]) - int(offsets[first])
         return values
 
     def check_end(self) -> None:
@@ -248,6 +249,11 @@ class Cutter:
                     f"{table.rows}",
                     hint=_HINT,
                 )
+
+
+def _field_sizes(table: StoredTable) -> tuple[int, list[NDArray[Any]]]:
+    lists = [c.offsets for c in table.columns.values() if c.offsets is not None]
+    return len(table.columns) - len(lists), lists
 
 
 def _cut_column(
