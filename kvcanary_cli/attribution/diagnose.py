@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvcanary_cli.attribution.diagnoser import Diagnoser
 from kvcanary_cli.replay.conclude import conclude
-from kvcanary_cli.replay.driver import Replay
+from kvcanary_cli.replay.gaps import replay_stretches
 from kvcanary_cli.replay.result import Verdict
 
 if TYPE_CHECKING:
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
     from kvcanary_cli.attribution.ranks import RankRecord
     from kvcanary_cli.attribution.result import Finding, OwnershipFinding
+    from kvcanary_cli.replay.driver import Replay
     from kvcanary_cli.replay.options import ReplayOptions
     from kvcanary_cli.replay.result import Capacities, ReplayResult
+    from kvcanary_cli.trace.header import TraceHeader
     from kvcanary_cli.trace.reader import TraceReader
 
     Ints = NDArray[np.int64]
@@ -68,18 +70,31 @@ def diagnose_trace(
     Raises:
         InputError: The trace cannot be used.
     """
-    diagnoser = Diagnoser(reader.header, reader.notes, ranks=ranks)
-    watcher = None if options.strict_upstream else diagnoser
-    replay = Replay(reader.header, options, capacities, watcher)
-    diagnoser.replay = replay
-    replay.run(reader, progress)
-    result = conclude(replay, reader)
-    diagnoser.record.lost = bool(result.coverage.lost_events)
+    diagnosers: list[Diagnoser] = []
+
+    def watch(header: TraceHeader) -> Diagnoser | None:
+        diagnoser = Diagnoser(header, reader.notes, ranks=ranks)
+        if diagnosers:
+            # What ranks must have done alike they did on both sides of a gap.
+            diagnoser.record = diagnosers[0].record
+        diagnosers.append(diagnoser)
+        return None if options.strict_upstream else diagnoser
+
+    def begun(replay: Replay) -> None:
+        diagnosers[-1].replay = replay
+
+    def met_gap() -> None:
+        diagnosers[-1].ends_in_gap = True
+
+    done = replay_stretches(reader, options, capacities, watch, progress, begun, met_gap)
+    result = conclude(done.replay, reader, done.former)
+    record = diagnosers[0].record
+    record.lost = bool(result.coverage.lost_events)
     return Diagnosis(
         replay=result,
-        ownership=tuple(o for o in diagnoser.follower.rules.findings if _wanted(o, diagnoser)),
-        findings=tuple(f for f in diagnoser.findings if _asked_for(f, diagnoser)),
-        rank=diagnoser.record,
+        ownership=tuple(o for d in diagnosers for o in d.follower.rules.findings if _wanted(o, d)),
+        findings=tuple(f for d in diagnosers for f in d.findings if _asked_for(f, d)),
+        rank=record,
     )
 
 

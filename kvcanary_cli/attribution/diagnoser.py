@@ -49,6 +49,7 @@ class Diagnoser:
         self.follower = Follower(header)
         self.record = RankRecord.of(header, kept=ranks)
         self.replay: Replay | None = None
+        self.ends_in_gap = False
         follower = self.follower
         has_swa = bool(header.pool.swa_slots)
         self.book = FindingBook(follower.names, follower.context.ended, notes, has_swa=has_swa)
@@ -209,7 +210,9 @@ class Diagnoser:
         self._snapshots.take(self.book.findings, found, event=event, step=step)
 
     def ended(self) -> None:
-        self.follower.leaks()
+        if not self.ends_in_gap:
+            # What was lost there may have given the slots back.
+            self.follower.leaks()
         explain_unread(self.follower.rules, self.book.findings, self.book.add)
         self._own_frees.explain(self.book.findings, self.book.add)
         self._snapshots.take(self.book.findings)

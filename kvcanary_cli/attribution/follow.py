@@ -30,7 +30,7 @@ from kvcanary_cli.attribution.ownership import OwnershipRules
 from kvcanary_cli.replay.chains import slot_hash
 from kvcanary_cli.replay.lanes import get_rows
 from kvcanary_cli.trace.memory import check_memory
-from kvcanary_cli.trace.schema import TREE_OWNER
+from kvcanary_cli.trace.schema import GAP_OWNER, TREE_OWNER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,6 +138,9 @@ class Follower:
         if lane is not None:
             self.free_chain[slots] = slot_hash(get_rows(lane.group.k_head, slots), slots)
         owner = segment.text("free", "owner", row) or ""
+        if owner == GAP_OWNER:
+            # Who had these slots before is not known, so that a late reader is no stranger.
+            return
         for at, mine in _by_event(segment.tables["free"].get_ints("at", row), slots, event):
             self.rules.free(owner, mine, at, reason)
 
@@ -149,7 +152,12 @@ class Follower:
         entry = segment.text("own", "entry", row) if "entry" in table.columns else None
         visible = owner == TREE_OWNER and entry is not None
         giver = segment.text("own", "from", row) or ""
+        if giver == GAP_OWNER:
+            return
         self.rules.own(giver, owner, slots, event, visible=visible)
+        if giver == owner:
+            # State that is told again: whether others may read the slots is not in it.
+            self.rules.share(slots)
 
     def _on_publish(self, segment: Segment, row: int, event: int) -> None:
         table = segment.tables["publish"]

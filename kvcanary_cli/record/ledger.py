@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvcanary_cli.trace.schema import TREE_OWNER
+from kvcanary_cli.trace.schema import GAP_OWNER, TREE_OWNER
+
+__all__ = ["FREE", "GAP_OWNER", "TREE", "UNKNOWN", "UNKNOWN_OWNER", "Ledger"]
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -16,8 +18,6 @@ if TYPE_CHECKING:
 
 UNKNOWN, FREE, TREE = 0, 1, 2
 UNKNOWN_OWNER = "unknown"
-#: Stands behind a gap for whoever owned the slots that are free by now.
-GAP_OWNER = "kvcanary:gap"
 
 
 class Ledger:

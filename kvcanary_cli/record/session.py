@@ -107,7 +107,7 @@ class Session:
         # State told again, which stands in front of the next step.
         self._ahead: list[Event] = []
         self._i = 0
-        self._new_part = False
+        self._new_part = self._taken_any = False
         self._skip_steps = options.start_after
         self._said_dropped = 0.0
         self._triggers: deque[Trigger] = deque()
@@ -263,6 +263,7 @@ class Session:
             self._drop(1, len(events))
             return
         self._i += len(events)
+        self._taken_any = True
         self._new_part = keeps or self._sink.part_due
         if keeps:
             self._kept_at = time.monotonic()
@@ -275,7 +276,10 @@ class Session:
         self.dropped_steps += steps
         self.dropped_events += events
         self._say_dropped()
-        self._retell(gap=not self._new_part)
+        if not self._taken_any:
+            # A trace that lost its beginning has no gap: it starts here, and its header says so.
+            self._starts_mid_run = True
+        self._retell(gap=self._taken_any and not self._new_part)
 
     def trigger(self, by: str, text: str = "", *, wait_s: float = 0.0) -> None:
         """Keep the ring as it is after this step, here and in the other ranks.
@@ -359,6 +363,7 @@ class Session:
 
     def close(self) -> None:
         """Write what there is and finish the trace."""
+        atexit.unregister(self.close)
         if self.active:
             self.commit()
             self.active = False

@@ -156,7 +156,6 @@ class Sink:
 
     def _run(self) -> None:
         try:
-            self._open()
             self._write()
         except Exception as error:
             self._fail(error)
@@ -188,6 +187,8 @@ class Sink:
                         self._settled.set()
                         self._wake.clear()
                 self._wake.wait(_POLL_S)
+        if not self._part_number:
+            self._open()
         if self._writer is not None:
             _finish(self._writer)
         self._settled.set()
@@ -201,9 +202,10 @@ class Sink:
             return group
 
     def _write_group(self, group: Group) -> None:
-        if group.new_part:
+        if group.new_part or self._writer is None:
             if self._writer is not None:
                 _finish(self._writer)
+            # With its first events, for only then it is known how the trace begins.
             self._open()
         assert self._writer is not None
         for event in group.events:

@@ -2,20 +2,57 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvcanary_cli.replay.coverage import blind_to
 from kvcanary_cli.replay.result import Coverage, ReplayResult, TraceSummary, Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvcanary_cli.replay.driver import Replay
     from kvcanary_cli.replay.violations import ViolationTable
     from kvcanary_cli.trace.reader import TraceReader
 
 
-def conclude(replay: Replay, reader: TraceReader) -> ReplayResult:
-    """What was found, after ``run``."""
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What is kept of the replay of a stretch that ended in a gap.
+
+    Attributes:
+        kernel_counters, slot_counters: Worker to one number for each tag.
+        slots_seen: See ``ReplayResult``.
+        ring_lost: Violations beyond the ring.
+    """
+
+    kernel_counters: dict[str, list[int]]
+    slot_counters: dict[str, list[int]]
+    slots_seen: frozenset[int]
+    ring_lost: int
+
+
+def stretch_of(replay: Replay) -> Stretch:
+    """What must be kept of ``replay`` when another goes on behind a gap."""
+    workers = replay.workers.items()
+    return Stretch(
+        {name: w.state.kernel_run_counters.tolist() for name, w in workers},
+        {name: w.state.slot_run_counters.tolist() for name, w in workers},
+        _slots_seen(replay),
+        sum(w.collector.ring_lost for _, w in workers),
+    )
+
+
+def conclude(replay: Replay, reader: TraceReader, former: Sequence[Stretch] = ()) -> ReplayResult:
+    """What was found, after ``run``.
+
+    Args:
+        replay: The replay, of a trace with gaps that of the last stretch.
+        reader: The trace.
+        former: The stretches before.
+    """
     options = replay.options
+    stretches = [*former, stretch_of(replay)]
     violations = replay.violations
     if options.reqs or options.slots:
         violations = violations.select(options.reqs, options.slots)
@@ -39,7 +76,7 @@ def conclude(replay: Replay, reader: TraceReader) -> ReplayResult:
         lost_events=lost,
         ended_at_event=None if notes.ended is None else notes.ended.event,
         stopped_at_step=replay.stopped_at_step,
-        notes=(*notes.messages(), *_own_notes(replay)),
+        notes=(*notes.messages(), *_gap_notes(former), *_own_notes(replay)),
     )
     return ReplayResult(
         trace=TraceSummary(
@@ -60,21 +97,37 @@ def conclude(replay: Replay, reader: TraceReader) -> ReplayResult:
         capacities=replay.capacities,
         capacity_violations=tuple(replay.findings),
         violations=violations,
-        slots_seen=_slots_seen(replay),
+        slots_seen=frozenset().union(*(stretch.slots_seen for stretch in stretches)),
         filters=_filters(replay),
         filtered_out=len(replay.violations) - len(violations),
         coverage=coverage,
         verdict=_verdict(replay, violations),
-        kernel_counters={
-            name: tuple(w.state.kernel_run_counters.tolist()) for name, w in replay.workers.items()
-        },
-        slot_counters={
-            name: tuple(w.state.slot_run_counters.tolist()) for name, w in replay.workers.items()
-        },
+        kernel_counters=_added([stretch.kernel_counters for stretch in stretches]),
+        slot_counters=_added([stretch.slot_counters for stretch in stretches]),
         request_ids=frozenset(replay.requests_checked),
         diagnosed=replay.watcher is not None,
-        ring_lost=sum(w.collector.ring_lost for w in replay.workers.values()),
+        ring_lost=sum(stretch.ring_lost for stretch in stretches),
     )
+
+
+def _added(counters: Sequence[dict[str, list[int]]]) -> dict[str, tuple[int, ...]]:
+    """Counters of all stretches, added up for each worker."""
+    out: dict[str, tuple[int, ...]] = {}
+    for each in counters:
+        for name, numbers in each.items():
+            so_far = out.get(name, (0,) * len(numbers))
+            out[name] = tuple(a + b for a, b in zip(so_far, numbers, strict=True))
+    return out
+
+
+def _gap_notes(former: Sequence[Stretch]) -> list[str]:
+    if not former:
+        return []
+    gaps = "the gap" if len(former) == 1 else f"each of the {len(former)} gaps"
+    return [
+        f"behind {gaps} nothing is taken as known until the trace tells it again: entries of slots "
+        "that were not written since are not checked, and faults that began before do not show"
+    ]
 
 
 def _verdict(replay: Replay, violations: ViolationTable) -> str:

@@ -27,7 +27,7 @@ from kvcanary_cli.replay.violations import ViolationTable
 from kvcanary_cli.replay.worker import WorkerCanary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
@@ -118,18 +118,24 @@ class Replay:
         # Kinds that neither read nor change canary rows, KV bytes or the prefix index.
         self._passive = frozenset({"map", "history", "finish", "abort", "lut"})
 
-    def run(self, reader: TraceReader, progress: Callable[[], None] | None = None) -> None:
+    def run(
+        self,
+        reader: TraceReader,
+        progress: Callable[[], None] | None = None,
+        segments: Iterable[Segment] | None = None,
+    ) -> None:
         """Replay all of ``reader``.
 
         Args:
             reader: The trace.
             progress: Called after each segment.
+            segments: Those of its segments that are replayed, None = all.
 
         Raises:
             InputError: The trace cannot be used.
         """
         try:
-            for segment in reader.segments():
+            for segment in reader.segments() if segments is None else segments:
                 self.feed(segment)
                 if progress is not None:
                     progress()
@@ -442,7 +448,6 @@ def replay_trace(
     options: ReplayOptions,
     capacities: Capacities = NOT_CHECKED,
     progress: Callable[[], None] | None = None,
-    watcher: Watcher | None = None,
 ) -> ReplayResult:
     """Replay one trace.
 
@@ -451,11 +456,11 @@ def replay_trace(
         options: What to check.
         capacities: Launch capacities, see ``replay.capacity``.
         progress: Called after each segment.
-        watcher: Told of every event, or None.
 
     Raises:
         InputError: The trace cannot be used.
     """
-    replay = Replay(reader.header, options, capacities, watcher)
-    replay.run(reader, progress)
-    return conclude(replay, reader)
+    from kvcanary_cli.replay.gaps import replay_stretches
+
+    done = replay_stretches(reader, options, capacities, lambda _header: None, progress)
+    return conclude(done.replay, reader, done.former)

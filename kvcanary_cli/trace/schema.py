@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 FORMAT = "kvcanary-trace"
 VERSIONS = (1,)
 TREE_OWNER = "tree"
+#: Stands behind a gap for whoever owned the slots that are free by then.
+GAP_OWNER = "kvcanary:gap"
 
 
 class FieldType(Enum):
