@@ -149,8 +149,10 @@ class Run:
 
 def engine_env(**extra: str) -> dict[str, str]:
     """The environment that SGLang needs on this kind of machine."""
+    programs = str(interpreter(default_folder()).parent)
     return {
         **os.environ,
+        "PATH": os.pathsep.join([programs, os.environ.get("PATH", os.defpath)]),
         "SGLANG_USE_CPU_ENGINE": "1",
         "PYTHONPATH": str(HERE / "stubs"),
         # One thread: several spin against each other on a shared machine.

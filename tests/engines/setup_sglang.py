@@ -15,6 +15,7 @@ import venv
 from pathlib import Path
 
 SGLANG = "0.5.23"
+TORCH = "torch==2.13.0"
 ROOT = Path(__file__).parents[2]
 _MARKER = ".ready"
 _PACKAGES = [
@@ -49,6 +50,8 @@ _PACKAGES = [
     "dill",
     "apache-tvm-ffi==0.1.11",
     "xgrammar==0.2.7",
+    # Builds the n-gram corpus on first use, with a C++ compiler.
+    "ninja",
 ]
 _OURS = ("typer>=0.15", "rich>=13.7", "pyyaml>=6", "numba>=0.61", "zstandard>=0.22")
 _BUILD = ("hatchling", "editables")
@@ -63,7 +66,13 @@ def interpreter(folder: Path) -> Path:
 
 
 def is_ready(folder: Path) -> bool:
-    return (folder / _MARKER).is_file()
+    """Whether an environment of just these packages is there."""
+    marker = folder / _MARKER
+    return marker.is_file() and marker.read_text() == _wanted()
+
+
+def _wanted() -> str:
+    return "\n".join([TORCH, f"sglang=={SGLANG}", *_PACKAGES, *_OURS, *_BUILD, ""])
 
 
 def set_up(folder: Path) -> Path:
@@ -83,11 +92,11 @@ def set_up(folder: Path) -> Path:
             command, check=True, env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         )
 
-    pip("torch==2.13.0")
+    pip(TORCH)
     pip("--no-deps", f"sglang=={SGLANG}")
     pip(*_PACKAGES, *_OURS, *_BUILD)
     pip("--no-deps", "--no-build-isolation", "-e", str(ROOT))
-    (folder / _MARKER).touch()
+    (folder / _MARKER).write_text(_wanted())
     return python
 
 
