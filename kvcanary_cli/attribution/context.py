@@ -9,7 +9,9 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kvcanary_cli.attribution.by_code import ByCode, DecodedRows
 from kvcanary_cli.attribution.ledger import NEVER, NOBODY
+from kvcanary_cli.attribution.row_table import NO_ROW, RowTable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,22 +39,32 @@ class RowFacts:
     """One row of the request table.
 
     Attributes:
-        tenant: Request that last ran in it.
+        table: Holds its tenant, and its map events.
+        row: Its number.
         ran: The last changes of tenant: (request, event of its forward).
-        maps: Its map events, newest last; those wholly covered by a newer one are dropped.
         released_event, released_by: Last row_release.
     """
 
-    tenant: int = NOBODY
+    table: RowTable
+    row: int
     ran: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=4))
-    maps: list[MapFact] = field(default_factory=list)
     released_event: int = NEVER
     released_by: int = NOBODY
+
+    @property
+    def tenant(self) -> int:
+        """Request that last ran in it."""
+        return int(self.table.tenants[self.row])
+
+    @property
+    def maps(self) -> list[MapFact]:
+        """Its map events, newest last; those wholly covered by a newer one are dropped."""
+        return [MapFact(*fact) for fact in self.table.newest_first(self.row)][::-1]
 
     def run(self, req: int, event: int) -> None:
         """``req`` runs in the row."""
         if req != self.tenant:
-            self.tenant = req
+            self.table.tenants[self.row] = req
             self.ran.append((req, event))
 
     def taker(self, victim: int, since: int) -> int:
@@ -60,15 +72,13 @@ class RowFacts:
         return next((req for req, at in self.ran if at > since and req != victim), NOBODY)
 
     def map(self, event: int, start: int, stop: int, owner: int = NOBODY) -> None:
-        while self.maps and start <= self.maps[-1].start and stop >= self.maps[-1].stop:
-            self.maps.pop()
-        self.maps.append(MapFact(event, start, stop, owner))
+        self.table.map(self.row, event, start, stop, owner)
 
     def mapped_at(self, position: int) -> int:
         """Event that last set the cell of ``position``."""
-        for fact in reversed(self.maps):
-            if fact.start <= position < fact.stop:
-                return fact.event
+        for event, start, stop, _owner in self.table.newest_first(self.row):
+            if start <= position < stop:
+                return event
         return NEVER
 
     def maps_between(self, event: int) -> int:
@@ -171,6 +181,7 @@ class Context:
     ``recycled`` holds rows that were found to be given away in flight, with that release.
     """
 
+    table: RowTable = field(default_factory=RowTable)
     rows: dict[int, RowFacts] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
     cow_event: dict[int, int] = field(default_factory=dict)
@@ -184,14 +195,17 @@ class Context:
     accepts: dict[int, AcceptFact] = field(default_factory=dict)
     puts: dict[int, deque[PutFact]] = field(default_factory=dict)
     gets: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    last_step_of: dict[int, int] = field(default_factory=dict)
+    last_step_of: ByCode = field(default_factory=ByCode)
     lut_event: dict[int, int] = field(default_factory=dict)
-    batch_row_slot: dict[int, tuple[int, int]] = field(default_factory=dict)
+    batch_row_slot: DecodedRows = field(default_factory=DecodedRows)
 
     def row(self, row: int) -> RowFacts:
         facts = self.rows.get(row)
         if facts is None:
-            facts = self.rows[row] = RowFacts()
+            self.table.has_rows(row + 1)
+            if self.table.tenants[row] == NO_ROW:
+                self.table.tenants[row] = NOBODY
+            facts = self.rows[row] = RowFacts(self.table, row)
         return facts
 
     def copy(self, fact: CopyFact) -> None:

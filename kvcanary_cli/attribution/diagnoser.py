@@ -12,11 +12,12 @@ import numpy as np
 
 from kvcanary_cli.abi.constants import FailReason, PoolKind
 from kvcanary_cli.attribution.book import ONE_STEP, FindingBook
+from kvcanary_cli.attribution.compiled_ledger import CompiledLedger
 from kvcanary_cli.attribution.consequences import fold_consequences
 from kvcanary_cli.attribution.contents import Namespaces, Sidecars
 from kvcanary_cli.attribution.damage import Cause, Damage
 from kvcanary_cli.attribution.follow import Follower
-from kvcanary_cli.attribution.ledger import NOBODY, TREE
+from kvcanary_cli.attribution.ledger import FREE, NOBODY, TREE
 from kvcanary_cli.attribution.own_frees import OwnFreeReads
 from kvcanary_cli.attribution.positions import check_positions
 from kvcanary_cli.attribution.ranks import RankRecord
@@ -26,6 +27,7 @@ from kvcanary_cli.attribution.unread import explain_unread
 from kvcanary_cli.replay.chains import slot_hash
 from kvcanary_cli.replay.lanes import get_rows
 from kvcanary_cli.replay.violations import CHAIN_POSITION, INPUT_ASSERT, VERIFY, ViolationChunk
+from kvcanary_cli.replay.watcher import Reads
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -73,7 +75,7 @@ class Diagnoser:
         self._row_writing = np.full(header.pool.max_slot + 1, NOBODY, dtype=np.int64)
         # Entries of what the forward reads that another of its rows writes.
         self._overwritten: Ints = self._foreign
-        self._read: tuple[Ints, Ints] = (self._foreign, self._foreign)
+        self._read = Reads.none()
 
     @property
     def findings(self) -> list[Finding]:
@@ -94,13 +96,17 @@ class Diagnoser:
         self.follower.event(segment, k, kind, row)
         self._snapshots.note_broken_rules()
 
-    def begun(
-        self, forward: Forward, read_slots: Ints, reader_rows: Ints, written: list[Ints]
-    ) -> None:
+    def ledger(self) -> CompiledLedger | None:
+        """What compiled code keeps of the ledger; ranks are compared by every event."""
+        return None if self.record.kept else CompiledLedger(self)
+
+    def begun(self, forward: Forward, reads: Reads, written: list[Ints]) -> None:
         follower = self.follower
         self.book.event_now = forward.event
         if follower.pool is None and self.replay is not None:
             follower.pool = self.replay.pool
+        if self.replay is not None:
+            self._keep_reads(forward.worker)
         self._note_range(forward)
         self._codes = follower.req_codes(forward)
         if self.record.kept:
@@ -108,10 +114,12 @@ class Diagnoser:
         for code, row in zip(self._codes.tolist(), forward.rows.tolist(), strict=True):
             if row:
                 follower.context.row(row).run(code, forward.event)
+        read_slots, reader_rows = reads.slots, reads.batch_rows
         others = self._not_own_writes(forward, read_slots, reader_rows, written[0])
-        follower.reads(forward, read_slots[others], reader_rows[others], self._codes)
-        self._own_frees.note(forward, read_slots, reader_rows, self._codes)
+        broken = follower.reads(forward, read_slots[others], reader_rows[others], self._codes)
+        self._own_frees.note(forward, reads, self._codes)
         self._namespaces.check(forward, read_slots, reader_rows, self._codes, self.book.add)
+        self._read_again(forward, reads, np.flatnonzero(others)[broken])
         check_positions(
             forward,
             written[0],
@@ -121,8 +129,25 @@ class Diagnoser:
             self.book.add,
         )
         self._foreign = follower.write_rules(forward, written[0], self._codes)
-        self._lanes, self._read = written, (read_slots, reader_rows)
+        self._lanes, self._read = written, reads
         self._snapshots.note_broken_rules(forward)
+
+    def _keep_reads(self, worker: str) -> None:
+        """Let incremental verification keep the events of reads that it leaves out."""
+        assert self.replay is not None
+        lane = self.replay.pool.lanes.get((worker, PoolKind.FULL))
+        known = None if lane is None else lane.known
+        writes = self.follower.lane(worker, "FULL")
+        if known is not None and writes.settle is None:
+            known.keep_reads(writes.reads)
+            writes.settle = known.settle
+
+    def _read_again(self, forward: Forward, reads: Reads, broken: Ints) -> None:
+        """Say what must be told of each time it is read: what is not all right, or may change."""
+        if forward.namespaces is not None:
+            reads.again[:] = True
+        reads.again[broken] = True
+        reads.again[self.follower.rules.state.owner[reads.slots] == FREE] = True
 
     def _note_range(self, forward: Forward) -> None:
         if self.replay is None or self.replay.options.steps is None:
@@ -154,7 +179,7 @@ class Diagnoser:
         self._snapshots.take(self.book.findings, found, forward=forward)
         writes = self.follower.lane(forward.worker, "FULL")
         if not found:
-            writes.read_event[self._read[0]] = forward.event
+            writes.reads[self._read.slots] = forward.event
         lut = None if self.replay is None else self.replay.pool.lut
         self.follower.written(forward, self._lanes, self._codes, self._foreign, lut)
         self._explain_overwritten(forward, found)
@@ -169,16 +194,15 @@ class Diagnoser:
             return
         if not len(self._overwritten):
             return
-        slots, rows = self._read
+        slots, rows = self._read.slots, self._read.batch_rows
         shown = {int(slot) for chunk in found for slot in chunk.columns["slot"]}
-        starts = np.cumsum(forward.prefix) - forward.prefix
         writes = self.follower.lane(forward.worker, "FULL")
         for k in self._overwritten.tolist():
             slot, row = int(slots[k]), int(rows[k])
             key = (forward.worker, "FULL", slot, int(writes.came(slots[k : k + 1])[0]))
             if key in self.book.known or slot in shown:
                 continue
-            victim, position = int(self._codes[row]), k - int(starts[row])
+            victim, position = int(self._codes[row]), int(self._read.positions[k])
             damage = Damage(
                 worker=forward.worker,
                 pool_kind="FULL",

@@ -14,6 +14,8 @@ import numpy as np
 from kvcanary_cli.attribution.custody import Custody
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
@@ -39,6 +41,9 @@ class Names:
             code = self._codes[name] = len(self._names)
             self._names.append(name)
         return code
+
+    def __len__(self) -> int:
+        return len(self._names)
 
     def name(self, code: int) -> str | None:
         """The name, None for the free list, an unknown owner or nobody."""
@@ -105,7 +110,7 @@ class Writes:
             whose writer it keeps; ``NEVER`` = it was written here.
         foreign: [slots] bool, the last write was not the owner's.
         pad_event, pad_step, pad_row: [slots] last write by a padding row, which changes bytes only.
-        read_event: [slots] last forward that verified the slot, an ``i``.
+        settle: Brings the events of reads up to date, None = they are.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -124,7 +129,15 @@ class Writes:
         self.before_req, self.before_step = numbers(NOBODY), numbers(NOBODY)
         self.foreign: NDArray[np.bool_] = np.zeros(num_slots, dtype=np.bool_)
         self.pad_step, self.pad_row = numbers(NOBODY), numbers(NOBODY)
-        self.read_event = events()
+        self.reads = events()
+        self.settle: Callable[[], None] | None = None
+
+    @property
+    def read_event(self) -> Ints:
+        """[slots] last forward that verified the slot and found nothing, an ``i``."""
+        if self.settle is not None:
+            self.settle()
+        return self.reads
 
     def put(
         self,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kvcanary_cli.attribution.result import Finding
     from kvcanary_cli.attribution.snapshot import Snapshots
     from kvcanary_cli.replay.forwards import Forward
+    from kvcanary_cli.replay.watcher import Reads
 
     Ints = NDArray[np.int64]
     Add = Callable[[Cause, str | None, int | None, Ints, Ints], None]
@@ -66,23 +67,20 @@ class OwnFreeReads:
         self._follower, self._snapshots = follower, snapshots
         self._reads: dict[tuple[int, int], _Reads] = {}
 
-    def note(
-        self, forward: Forward, slots: Ints, reader_rows: Ints, codes: NDArray[np.int32]
-    ) -> None:
+    def note(self, forward: Forward, reads: Reads, codes: NDArray[np.int32]) -> None:
         """Look at what ``forward`` reads.
 
         Args:
             forward: The forward.
-            slots: [n] what its rows read, in their order.
-            reader_rows: [n] batch row of each.
+            reads: What its rows read; free slots are told of each time.
             codes: [bs] request of each batch row.
         """
+        slots, reader_rows = reads.slots, reads.batch_rows
         state, ended = self._follower.rules.state, self._follower.context.ended
         mine = (state.owner[slots] == FREE) & (state.last_owner[slots] == codes[reader_rows])
         mine &= (slots != 0) & (state.free_event[slots] != NEVER)
         if not mine.any():
             return
-        starts = np.cumsum(forward.prefix) - forward.prefix
         for row in np.unique(reader_rows[mine]).tolist():
             code = int(codes[row])
             if code in ended:
@@ -90,7 +88,9 @@ class OwnFreeReads:
             at = np.flatnonzero(mine & (reader_rows == row))
             for freed in np.unique(state.free_event[slots[at]]).tolist():
                 some = at[state.free_event[slots[at]] == freed]
-                places = dict(zip(slots[some].tolist(), (some - starts[row]).tolist(), strict=True))
+                places = dict(
+                    zip(slots[some].tolist(), reads.positions[some].tolist(), strict=True)
+                )
                 self._read(forward, code, freed, places)
 
     def _read(self, forward: Forward, code: int, freed: int, places: dict[int, int]) -> None:

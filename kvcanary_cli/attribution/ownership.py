@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvcanary_cli.attribution import result as what
+from kvcanary_cli.attribution.by_code import ByCode
 from kvcanary_cli.attribution.ledger import FREE, NEVER, NOBODY, TREE, UNKNOWN, Names, Ownership
 from kvcanary_cli.attribution.result import OwnershipFinding
 
@@ -74,7 +75,7 @@ class OwnershipRules:
         # [slots] scratch of _all_different.
         self._place: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         # The last alloc of each owner.
-        self.last_alloc: dict[int, int] = {}
+        self.last_alloc = ByCode()
         # A rule that stays broken is reported once for each tenancy of the slot.
         self._said: set[tuple[str, int, int, int]] = set()
 

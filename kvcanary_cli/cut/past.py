@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvcanary_cli.replay.forwards import Forward
     from kvcanary_cli.replay.lanes import Lane
     from kvcanary_cli.replay.violations import ViolationChunk
+    from kvcanary_cli.replay.watcher import Reads
     from kvcanary_cli.trace.header import TraceHeader
     from kvcanary_cli.trace.segment import Segment
 
@@ -40,12 +41,14 @@ class Past:
 
     # Watcher.
 
+    def ledger(self) -> None:
+        """Compiled code would go on where the state of a cut is to be taken."""
+        return
+
     def event(self, segment: Segment, k: int, kind: str, row: int) -> None:
         self.follower.event(segment, k, kind, row)
 
-    def begun(
-        self, forward: Forward, read_slots: Ints, reader_rows: Ints, written: list[Ints]
-    ) -> None:
+    def begun(self, forward: Forward, reads: Reads, written: list[Ints]) -> None:
         self._codes = self.follower.req_codes(forward)
         self._foreign = self.follower.write_rules(forward, written[0], self._codes)
         self._lanes = written

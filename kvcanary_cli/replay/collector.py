@@ -19,6 +19,7 @@ from kvcanary_cli.replay.violations import (
     ViolationChunk,
     filled_columns,
 )
+from kvcanary_cli.replay.watcher import Reads
 
 if TYPE_CHECKING:
     import torch
@@ -304,6 +305,17 @@ class Collector:
             _file(self._ring_parts, endpoint, explain.first_rows(found, kept))
 
     # The driver's side.
+
+    def reads(self) -> Reads:
+        """What the forward under way reads."""
+        forward, entries = self.forward, self.entries
+        assert forward is not None
+        if entries is not None:
+            return Reads(entries.slots, entries.batch_rows, entries.positions, entries.again)
+        rows = np.repeat(np.arange(len(forward.rows), dtype=np.int64), forward.prefix)
+        starts = np.cumsum(forward.prefix) - forward.prefix
+        positions = np.arange(len(rows), dtype=np.int64) - starts[rows]
+        return Reads(self.plan_slots, rows, positions, np.zeros(len(rows), dtype=np.bool_))
 
     def written_slots(self, group_index: int) -> Ints:
         """Physical slots that the forward under way writes, without those that it skips."""

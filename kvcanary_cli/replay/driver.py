@@ -16,6 +16,7 @@ from kvcanary_cli.capacities.checks import CapacityViolation, check_plan_rows
 from kvcanary_cli.replay import copies, cut_restore
 from kvcanary_cli.replay.capacity_limits import NOT_CHECKED, for_manager
 from kvcanary_cli.replay.collector import Tally
+from kvcanary_cli.replay.compiled import COMPILED_KINDS, CompiledEvents, allows_compiled
 from kvcanary_cli.replay.conclude import conclude
 from kvcanary_cli.replay.cut_header import cut_info, within_cut
 from kvcanary_cli.replay.forwards import Forward, read_forward
@@ -102,8 +103,10 @@ class Replay:
         self._sweep_due: tuple[int, int] | None = None
         self._last_sweep: int | None = None
         self._outer_steps = 0
+        self._compiled: CompiledEvents | None = None
+        self._may_compile = options.compiled
         self._capacity_limits = for_manager(capacities)
-        self._incremental = options.verifies_incrementally(self.backend.name)
+        self.incremental = options.verifies_incrementally(self.backend.name)
         self._handlers: dict[str, _Handler] = {
             **PoolEvents(self.pool).handlers(),
             "forward": self._forward,
@@ -111,7 +114,7 @@ class Replay:
             "kv_hash": self._kv_hash,
             "canary_rows": self._canary_rows,
         }
-        if self._incremental and watcher is not None:
+        if self.incremental and watcher is not None:
             # Who watches judges reads by the slots' owners.
             for kind in ("alloc", "free", "own"):
                 self._handlers[kind] = self._with_owners(kind, self._handlers.get(kind))
@@ -150,7 +153,16 @@ class Replay:
         names = segment.kind_names
         handlers = [self._handlers.get(name) for name in names]
         kinds, rows = segment.kind.tolist(), segment.row.tolist()
-        for k, (kind, row) in enumerate(zip(kinds, rows, strict=True)):
+        compiled = self._compiled_events()
+        taken = [name in COMPILED_KINDS for name in names]
+        k = -1
+        while (k := k + 1) < len(kinds):
+            if compiled is not None and taken[kinds[k]]:
+                if self._waiting and not self._belongs_behind(segment, names[kinds[k]], rows[k]):
+                    self.flush_forwards()
+                if not self._waiting:
+                    k = compiled.run(segment, k)
+            kind, row = kinds[k], rows[k]
             self.events += 1
             if self._waiting and not self._belongs_behind(segment, names[kind], row):
                 self.flush_forwards()
@@ -168,10 +180,34 @@ class Replay:
             if slots is not None:
                 for known in self.pool.known:
                     known.forget_slots(slots)
+            if kind == "alloc":
+                self.pool.requests.begin_again(segment.text(kind, "owner", row) or "")
             if handler is not None:
                 handler(segment, k, row)
 
         return apply
+
+    def _compiled_events(self) -> CompiledEvents | None:
+        """What takes ordinary events in compiled code, None where nothing may."""
+        if self._compiled is None and self._may_compile:
+            self._may_compile = False
+            if allows_compiled(self):
+                ledger = None if self.watcher is None else self.watcher.ledger()
+                if ledger is not None or self.watcher is None:
+                    self._compiled = CompiledEvents(self, ledger)
+        return self._compiled
+
+    @property
+    def sweep_is_due(self) -> bool:
+        return self._sweep_due is not None
+
+    def last_steps(self) -> tuple[int, int]:
+        """Step of the last forward, and of the last that was checked; -1 = none."""
+        last, checked = self._last_step, self._last_checked
+        return -1 if last is None else last, -1 if checked is None else checked
+
+    def go_on_from(self, last_step: int, last_checked: int) -> None:
+        self._last_step, self._last_checked = last_step, last_checked
 
     @property
     def _waiting(self) -> bool:
@@ -201,7 +237,7 @@ class Replay:
         worker = self.workers.get(name)
         if worker is None:
             lanes = self.pool.make_lanes(name)
-            if self._incremental:
+            if self.incremental:
                 self.pool.keep_known(lanes[0])
             worker = self.workers[name] = WorkerCanary(
                 worker=name,
@@ -241,8 +277,7 @@ class Replay:
             collector = worker.collector
             self.watcher.begun(
                 forward,
-                collector.plan_slots,
-                np.repeat(np.arange(len(forward.rows), dtype=np.int64), forward.prefix),
+                collector.reads(),
                 [collector.token_slots(index) for index in range(len(worker.lanes))],
             )
         if not active:
@@ -299,6 +334,8 @@ class Replay:
         found = worker.finish()
         if self.watcher is not None:
             self.watcher.finished(forward, found)
+        if not found:
+            worker.note_read(forward)
         self._stop_if_raising(found, forward.step)
         interval = self.options.sweep_interval
         if interval and worker.worker == TARGET and not self.options.strict_upstream:

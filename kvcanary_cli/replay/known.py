@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvcanary_cli.replay.requests import NONE
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvcanary_cli.abi.plans import VerifyPlan
     from kvcanary_cli.replay.forwards import Forward
+    from kvcanary_cli.replay.requests import Requests
 
     Ints = NDArray[np.int64]
 
@@ -65,9 +68,20 @@ class Known:
         table: [rows, row_len] int32 request table.
         pool: [rows, row_len] int64 true tokens by table row, or None.
         token_offset: History position of a cell's token, less the cell's position.
+        requests: Numbers of requests.
 
     Attributes:
         checked: [rows] leading cells of each row that are known.
+        refs: [slots] int32, known cells that hold each slot.
+        mapper: [slots] the newest of them, row * row_len + position.
+        tokens_known: [rows] known cells with a token to compare.
+        limits: [rows] length of the history when the row was last looked at.
+        tenants: [rows] request that the row's cells are known for, -1 = none.
+        again: [rows] how many known cells are looked at each time.
+        read_events: [slots] last forward that read the slot and found nothing, as far as
+            ``settle`` has brought it; None = nobody wants to know.
+        row_read, read_len: [rows] last forward that read the leading cells of the row and found
+            nothing, and how many of them it read.
     """
 
     def __init__(
@@ -77,6 +91,7 @@ class Known:
         table: NDArray[np.int32],
         pool: Ints | None,
         token_offset: int,
+        requests: Requests,
     ) -> None:
         rows, row_len = table.shape
         self.num_slots, self.num_rows, self.row_len = num_slots, rows, row_len
@@ -86,12 +101,16 @@ class Known:
         self.tokens_known = np.zeros(rows, dtype=np.int64)
         self.limits = np.zeros(rows, dtype=np.int64)
         self.row_read = np.full(rows, NEVER, dtype=np.int64)
+        self.read_len = np.zeros(rows, dtype=np.int64)
         self.read_events: Ints | None = None
+        self._addresses: tuple[int, ...] | None = None
         self._marks: NDArray[np.uint8] = np.zeros(num_slots, dtype=np.uint8)
         self._table, self._pool, self._token_offset = table, pool, token_offset
         # Table row to positions of known cells that are looked at each time.
         self._again: dict[int, Ints] = {}
-        self._tenants: list[str | None] = [None] * rows
+        self.again = np.zeros(rows, dtype=np.int64)
+        self.tenants = np.full(rows, NONE, dtype=np.int64)
+        self._requests = requests
         self._skipped = np.zeros(3, dtype=np.int64)
 
     # What takes knowledge away.
@@ -142,12 +161,14 @@ class Known:
 
     def leave(self, row: int, req: str) -> None:
         """``req`` is done with ``row``: what is known of it is of no use any more."""
-        if self._tenants[row] == req:
+        if self.tenants[row] == self._requests.code(req):
             self.forget_from(row, 0)
 
     def _state(self) -> tuple[int, ...]:
+        if self._addresses is not None:
+            return self._addresses
         pool = self._pool
-        return (
+        self._addresses = (
             self._table.ctypes.data,
             self.row_len,
             self.refs.ctypes.data,
@@ -159,7 +180,13 @@ class Known:
             self._token_offset,
             0 if self.read_events is None else self.read_events.ctypes.data,
             self.row_read.ctypes.data,
+            self.read_len.ctypes.data,
         )
+        return self._addresses
+
+    def keep_reads(self, read_events: Ints) -> None:
+        """Keep in ``read_events`` who read what last, as far as ``settle`` has brought it."""
+        self.read_events, self._addresses = read_events, None
 
     # A forward.
 
@@ -175,9 +202,10 @@ class Known:
         for b, (row, req) in enumerate(zip(rows.tolist(), forward.reqs, strict=True)):
             if row <= 0 or row >= self.num_rows:
                 continue
-            if self._tenants[row] != req:
+            code = NONE if req is None else self._requests.code(req)
+            if self.tenants[row] != code:
                 self.forget_from(row, 0)
-                self._tenants[row] = req
+                self.tenants[row] = code
             elif forward.prefix[b] < self.checked[row]:
                 self.forget_from(row, int(forward.prefix[b]))
             limit = 0 if lens is None else int(lens[b])
@@ -249,15 +277,6 @@ class Known:
             again=np.zeros(count, dtype=np.bool_),
         )
 
-    def slots_read(self, forward: Forward) -> Ints:
-        """Slots of all prefix cells that ``forward`` reads, in plan order."""
-        parts = [
-            self._table[row, :length]
-            for row, length in zip(forward.rows.tolist(), forward.prefix.tolist(), strict=True)
-            if 0 < row < self.num_rows
-        ]
-        return np.concatenate(parts or [self._table[0, :0]]).astype(np.int64)
-
     def _again_of(self, rows: Ints) -> tuple[Ints | None, Ints | None]:
         """Known cells to look at again, by batch row; None = there are none."""
         if not self._again:
@@ -273,19 +292,16 @@ class Known:
             return None, None
         return offsets, np.concatenate(parts)
 
-    def learn(self, forward: Forward, entries: Entries, *, event: int | None) -> None:
+    def learn(self, forward: Forward, entries: Entries) -> None:
         """The entries have been checked; those marked ``again`` failed or were not checked in full.
 
         Args:
             forward: The forward.
             entries: From ``plan``.
-            event: Its ``i``, None if it does not count as having read its slots in good order.
         """
         from kvcanary_cli.backends.cpu.known import learn
 
         rows = _contiguous(forward.rows)
-        if event is None:
-            self.settle(rows[(rows > 0) & (rows < self.num_rows)])
         learn(
             len(entries.index),
             rows.ctypes.data,
@@ -299,8 +315,6 @@ class Known:
             self.checked.ctypes.data,
             self.tokens_known.ctypes.data,
         )
-        if event is not None:
-            self.row_read[rows] = event
         if self._again or entries.again.any():
             self._keep_again(rows, entries)
 
@@ -309,13 +323,21 @@ class Known:
         table_rows = rows[entries.batch_rows[marked]]
         for row in rows.tolist():
             self._again.pop(row, None)
+            self.again[row] = 0
         for row in np.unique(table_rows).tolist():
             positions = entries.positions[marked[table_rows == row]]
             kept = positions[positions < self.checked[row]]
             if len(kept):
                 self._again[row] = kept
+                self.again[row] = len(kept)
 
     # Who read what last.
+
+    def note_read(self, forward: Forward) -> None:
+        """A forward that was planned here found nothing in what it read."""
+        rows = forward.rows
+        rows = rows[(rows > 0) & (rows < self.num_rows)]
+        self.row_read[rows], self.read_len[rows] = forward.event, self.checked[rows]
 
     def settle(self, rows: Ints | None = None) -> None:
         """Bring ``read_events`` up to date for the known cells of ``rows`` (None = all)."""
@@ -326,7 +348,7 @@ class Known:
             event = int(self.row_read[row])
             if event == NEVER:
                 continue
-            slots = self._table[row, : self.checked[row]]
+            slots = self._table[row, : min(self.checked[row], self.read_len[row])]
             slots = slots[slots > 0]
             self.read_events[slots] = np.maximum(self.read_events[slots], event)
             self.row_read[row] = NEVER

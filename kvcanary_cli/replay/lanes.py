@@ -104,6 +104,10 @@ class Lane:
         """Serial number of the last write."""
         return self._serial
 
+    def go_on_from(self, serial: int) -> None:
+        """The last write was number ``serial``; ``written_at`` says so already."""
+        self._serial = serial
+
     @property
     def halves(self) -> tuple[str, ...]:
         return ("k", "v") if self.group.has_v_half else ("k",)
@@ -224,6 +228,11 @@ def get_rows(buffer: torch.Tensor, slots: NDArray[np.int64]) -> NDArray[np.int64
     """Canary rows of ``slots`` [n] as [n, 4] int64 on the host; negative slots give row 0."""
     import torch
 
+    if buffer.is_cpu:
+        # Without torch's threads, which cost more than a short gather.
+        cells: NDArray[np.int64] = buffer.numpy().view(np.int64)[:, :4]
+        found: NDArray[np.int64] = cells[np.maximum(slots, 0)]
+        return found
     fields = buffer.view(torch.int64)[:, :4]
     index = torch.from_numpy(np.maximum(slots, 0)).to(buffer.device)
     rows: NDArray[np.int64] = fields[index].cpu().numpy()
@@ -233,6 +242,9 @@ def get_rows(buffer: torch.Tensor, slots: NDArray[np.int64]) -> NDArray[np.int64
 def set_rows(buffer: torch.Tensor, slots: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
     import torch
 
+    if buffer.is_cpu:
+        buffer.numpy().view(np.int64)[slots, :4] = rows
+        return
     index = torch.from_numpy(np.ascontiguousarray(slots)).to(buffer.device)
     buffer.view(torch.int64)[index, :4] = torch.from_numpy(np.ascontiguousarray(rows)).to(
         buffer.device

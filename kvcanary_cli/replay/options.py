@@ -54,6 +54,7 @@ class ReplayOptions:
         slots: Report only violations of these slots; empty = all.
         strict_upstream: Only what upstream's default settings would have seen: no fingerprints,
             no token checks, no sweeps, an overflowing forward is not verified.
+        compiled: Whether ordinary events may be taken in compiled code; the results are the same.
         v_half: Launch the V-half endpoints too, as upstream does behind
             SGLANG_KV_CANARY_ENABLE_MHA_V.
     """
@@ -69,6 +70,7 @@ class ReplayOptions:
     slots: frozenset[int] = frozenset()
     strict_upstream: bool = False
     v_half: bool = False
+    compiled: bool = True
 
     def checks_step(self, step: int) -> bool:
         """Whether ``step`` lies in the range to check."""

@@ -11,6 +11,7 @@ from kvcanary_cli.replay.history import TokenHistories
 from kvcanary_cli.replay.known import Known
 from kvcanary_cli.replay.lanes import Lane
 from kvcanary_cli.replay.prefixes import PrefixIndex
+from kvcanary_cli.replay.requests import Requests, RowOf
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,7 @@ class PoolState:
             its translations were not recorded.
         histories: True tokens, None if they are not compared.
         prefixes: The prefix index.
+        requests: Requests as numbers.
         row_of: Request to the table row that it last ran in.
         lanes: (worker, kind) to lane; the draft's is made when a draft first runs.
         known: What incremental verification knows, for each lane that it runs in.
@@ -48,16 +50,18 @@ class PoolState:
 
         pool = header.pool
         self.table = np.zeros((pool.rows, pool.row_len), dtype=np.int32)
+        self.requests = Requests()
         self.histories: TokenHistories | None = None
         if check_tokens:
             self.histories = TokenHistories(
+                self.requests,
                 rows=pool.rows,
                 row_len=pool.row_len,
                 keep_tokens=pool.max_slot + pool.row_len,
                 keep_kv=check_kv and "transfer" in header.records,
             )
         self.prefixes = PrefixIndex(pool.max_slot + 1)
-        self.row_of: dict[str, int] = {}
+        self.row_of = RowOf(self.requests)
         self.lut: Ints | None = None
         self._lut_tensor: torch.Tensor | None = None
         if pool.swa_slots and "lut" in header.records:
@@ -103,6 +107,7 @@ class PoolState:
             table=self.table,
             pool=None if histories is None else histories.pool,
             token_offset=lane.group.kv_token_id_vs_position_offset,
+            requests=self.requests,
         )
         lane.keep_known(known)
         self.known.append(known)

@@ -73,6 +73,7 @@ class PoolEvents:
     def _end(self, segment: Segment, k: int, row: int) -> None:
         req = segment.text(segment.kind_of(k), "req", row) or ""
         self._leave(segment, k, row)
+        self.pool.requests.end(req)
         if self.pool.histories is not None:
             self.pool.histories.end(req)
 

@@ -58,8 +58,6 @@ class _UnknownEntries:
     def fill(self, group_index: int, plan: VerifyPlan) -> None:
         collector = self._collector
         collector.entries = self._known.plan(self._forward, self._lens, plan)
-        if collector.keeps_plans:
-            collector.plan_slots = self._known.slots_read(self._forward)
 
 
 def _changed_slots(forward: Forward) -> Ints:
@@ -310,7 +308,7 @@ class WorkerCanary:
         found = self.collector.emit()
         cells, entries = self.lanes[0].known, self.collector.entries
         if cells is not None and entries is not None:
-            cells.learn(forward, entries, event=None if found else forward.event)
+            cells.learn(forward, entries)
         for index, lane in enumerate(self.lanes):
             lane.note_written(written[index])
             self.collector.note_lineage(index)
@@ -325,6 +323,12 @@ class WorkerCanary:
             self.adopt(lane_index, half, slots, hashes)
         self._late.clear()
         return found
+
+    def note_read(self, forward: Forward) -> None:
+        """``forward`` is done with, and found nothing."""
+        known = self.lanes[0].known
+        if known is not None and self.collector.entries is not None:
+            known.note_read(forward)
 
     def _loose_nodes(self, index: int, forward: Forward) -> Ints:
         """Slots of tree nodes that do not follow the node written before them."""

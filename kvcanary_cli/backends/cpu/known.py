@@ -20,7 +20,7 @@ from kvcanary_cli.backends.cpu.memory import (
 
 
 @helper
-def _token(pool, pool_width, row, limit, index):  # type: ignore[no-untyped-def]
+def expected_token(pool, pool_width, row, limit, index):  # type: ignore[no-untyped-def]
     """Expected token of history position ``index``, -1 = not compared."""
     if pool_width > 0 and 0 <= index < min(limit, pool_width):
         return load_i64(pool, row * pool_width + index)
@@ -28,7 +28,7 @@ def _token(pool, pool_width, row, limit, index):  # type: ignore[no-untyped-def]
 
 
 @helper
-def _forget_from(  # type: ignore[no-untyped-def]
+def forget_cells(  # type: ignore[no-untyped-def]
     row,
     start,
     table,
@@ -42,19 +42,20 @@ def _forget_from(  # type: ignore[no-untyped-def]
     token_offset,
     read_events,
     row_read,
+    read_len,
 ):
     """Cells of ``row`` from ``start`` on are not known any more."""
     stop = load_i64(checked, row)
     limit = load_i64(limits, row)
-    read = load_i64(row_read, row)
+    read, read_stop = load_i64(row_read, row), load_i64(read_len, row)
     dropped = 0
     for position in range(start, stop):
         slot = load_i32(table, row * row_len + position)
         if slot > 0:
             store_i32(refs, slot, load_i32(refs, slot) - 1)
-            if read_events != 0 and load_i64(read_events, slot) < read:
-                store_i64(read_events, slot, read)
-        if _token(pool, pool_width, row, limit, position + token_offset) != -1:
+            if read_events != 0 and position < read_stop:
+                store_i64(read_events, slot, max(load_i64(read_events, slot), read))
+        if expected_token(pool, pool_width, row, limit, position + token_offset) != -1:
             dropped += 1
     if start < stop:
         # The pool's row may be another request's by now; then nothing of it is left.
@@ -62,6 +63,7 @@ def _forget_from(  # type: ignore[no-untyped-def]
             dropped = load_i64(tokens_known, row)
         store_i64(tokens_known, row, load_i64(tokens_known, row) - dropped)
         store_i64(checked, row, start)
+        store_i64(read_len, row, min(read_stop, start))
 
 
 @kernel
@@ -79,15 +81,16 @@ def forget_from(  # type: ignore[no-untyped-def]
     token_offset,
     read_events,
     row_read,
+    read_len,
 ):
-    """See ``_forget_from``.
+    """See ``forget_cells``.
 
     Args:
         read_events: [slots] last event that read the slot, caught up for the dropped cells; 0 = not
             kept.
-        row_read: [rows] last event that read all known cells of the row.
+        row_read, read_len: [rows] last event that read the leading cells, and how many of them.
     """
-    _forget_from(
+    forget_cells(
         row,
         start,
         table,
@@ -101,6 +104,7 @@ def forget_from(  # type: ignore[no-untyped-def]
         token_offset,
         read_events,
         row_read,
+        read_len,
     )
     return 0
 
@@ -124,6 +128,7 @@ def forget_slots(  # type: ignore[no-untyped-def]
     token_offset,
     read_events,
     row_read,
+    read_len,
 ):
     """Whatever is known of cells that hold one of ``slots`` [count] is not known any more.
 
@@ -148,7 +153,7 @@ def forget_slots(  # type: ignore[no-untyped-def]
         position = cell - row * row_len
         is_newest = position < load_i64(checked, row) and load_i32(table, cell) == slot
         if held == 1 and is_newest:
-            _forget_from(
+            forget_cells(
                 row,
                 position,
                 table,
@@ -162,6 +167,7 @@ def forget_slots(  # type: ignore[no-untyped-def]
                 token_offset,
                 read_events,
                 row_read,
+                read_len,
             )
         else:
             store_u8(marks, slot, 1)
@@ -173,7 +179,7 @@ def forget_slots(  # type: ignore[no-untyped-def]
             slot = load_i32(table, row * row_len + position)
             if slot > 0 and load_u8(marks, slot) != 0:
                 # The whole row: a prefix that goes slot by slot is then looked for only once.
-                _forget_from(
+                forget_cells(
                     row,
                     0,
                     table,
@@ -187,6 +193,7 @@ def forget_slots(  # type: ignore[no-untyped-def]
                     token_offset,
                     read_events,
                     row_read,
+                    read_len,
                 )
                 break
     for k in range(count):
@@ -257,7 +264,7 @@ def plan_unknown(  # type: ignore[no-untyped-def]
             position = start + k - repeats
             if k < repeats:
                 position = load_i64(again, at + k)
-            token = _token(pool, pool_width, row, limit, position + token_offset)
+            token = expected_token(pool, pool_width, row, limit, position + token_offset)
             if k < repeats and token != -1:
                 tokens_left_out -= 1
             store_i64(slots, n, load_i32(line, position))

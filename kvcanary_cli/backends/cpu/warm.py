@@ -12,7 +12,7 @@ def is_cached() -> bool:
 
 def compile_all() -> None:
     """Compile every kernel, or load it if an earlier run left it on disk."""
-    from kvcanary_cli.backends.cpu import backend, known  # noqa: F401  (define the kernels)
+    from kvcanary_cli.backends.cpu import backend, events, known  # noqa: F401  (define the kernels)
     from kvcanary_cli.backends.cpu.jit import KERNELS
 
     for kernel in KERNELS:

@@ -1,0 +1,119 @@
+"""The ledger as compiled code keeps it (``replay.compiled.Ledger``)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvcanary_cli.backends.cpu.event_state import State
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from kvcanary_cli.attribution.diagnoser import Diagnoser
+    from kvcanary_cli.trace.segment import Segment
+
+    Ints = NDArray[np.int64]
+
+
+class CompiledLedger:
+    """Hands the ledger's arrays to the event kernel, and takes back what it keeps in lists.
+
+    Args:
+        diagnoser: Whose ledger it is.
+    """
+
+    def __init__(self, diagnoser: Diagnoser) -> None:
+        self._diagnoser = diagnoser
+        self._follower = follower = diagnoser.follower
+        rows = follower.header.pool.rows
+        follower.context.table.has_rows(rows)
+        for column in (
+            follower.context.batch_row_slot.slots,
+            follower.context.batch_row_slot.steps,
+        ):
+            column.has_room(rows)
+        self._writes = follower.lane("target", "FULL")
+        self._fixed = self._addresses()
+        # Arrays that are replaced when they grow, and where they are.
+        self._growing: tuple[NDArray[Any], ...] = (self._fixed,) * 4
+        self._growing_at = self._fixed[:4]
+
+    def block(self, cells: Ints) -> None:
+        """See ``Ledger``."""
+        follower, table = self._follower, self._follower.context.table
+        cells[State.HAS_LEDGER : State.HAS_LEDGER + len(self._fixed)] = self._fixed
+        cells[State.LEDGER_STEP], cells[State.STEPS_SEEN] = follower.steps_seen()
+        self.refresh(cells)
+        cells[State.MAP_FREE] = table.free
+
+    def refresh(self, cells: Ints) -> None:
+        """See ``Ledger``."""
+        follower, table = self._follower, self._follower.context.table
+        steps, allocs = follower.context.last_step_of, follower.rules.last_alloc
+        for numbers in (steps, allocs):
+            numbers.has_room(len(follower.names))
+        arrays = (steps.values, allocs.values, table.events, table.cells)
+        if any(a is not b for a, b in zip(arrays, self._growing, strict=True)):
+            self._growing = arrays
+            self._growing_at = np.array([a.ctypes.data for a in arrays], dtype=np.int64)
+        cells[State.LAST_STEPS : State.MAP_FREE] = self._growing_at
+
+    def _addresses(self) -> Ints:
+        """Addresses that stay, from the cell HAS_LEDGER on."""
+        context = self._follower.context
+        state, writes = self._follower.rules.state, self._writes
+        arrays: dict[State, NDArray[Any]] = {
+            State.OWNER: state.owner,
+            State.LAST_OWNER: state.last_owner,
+            State.SINCE: state.since,
+            State.ALLOC_EVENT: state.alloc_event,
+            State.BAD_EVENT: state.bad_event,
+            State.PUBLISHED_EVENT: state.published_event,
+            State.SHARED: state.shared,
+            State.FORKED: self._follower.rules.forked,
+            State.WRITE_REQ: writes.req,
+            State.WRITE_STEP: writes.step,
+            State.WRITE_EVENT: writes.event,
+            State.WRITE_KIND: writes.kind,
+            State.WRITE_POSITION: writes.position,
+            State.WRITE_TRUE_POSITION: writes.true_position,
+            State.WRITE_BATCH_ROW: writes.batch_row,
+            State.WRITE_NAMESPACE: writes.namespace,
+            State.WRITE_FOREIGN: writes.foreign,
+            State.MOVED_EVENT: writes.moved_event,
+            State.BEFORE_REQ: writes.before_req,
+            State.BEFORE_STEP: writes.before_step,
+            State.BEFORE_EVENT: writes.before_event,
+            State.BATCH_SLOTS: context.batch_row_slot.slots.values,
+            State.BATCH_STEPS: context.batch_row_slot.steps.values,
+            State.LEDGER_TENANTS: context.table.tenants,
+            State.MAP_HEADS: context.table.heads,
+        }
+        fixed = np.zeros(len(arrays) + 1, dtype=np.int64)
+        fixed[0] = 1
+        for cell, array in arrays.items():
+            fixed[cell - State.HAS_LEDGER] = array.ctypes.data
+        return fixed
+
+    def take_back(self, cells: Ints, last_event: int | None) -> None:
+        """See ``Ledger``."""
+        follower = self._follower
+        follower.context.table.free = int(cells[State.MAP_FREE])
+        follower.go_on_from(int(cells[State.LEDGER_STEP]), int(cells[State.STEPS_SEEN]))
+        if last_event is not None:
+            self._diagnoser.book.event_now = last_event
+
+    def code(self, req: str) -> int:
+        return self._follower.names.code(req)
+
+    def tenant(self, row: int, req: str, event: int) -> None:
+        self._follower.context.row(row).run(self._follower.names.code(req), event)
+
+    def make_room(self) -> None:
+        table = self._follower.context.table
+        table.grow(len(table.events))
+
+    def applied_to(self, segment: Segment) -> int:
+        return self._follower.applied_to(segment)

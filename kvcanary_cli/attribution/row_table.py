@@ -1,0 +1,77 @@
+"""Tenants and map events of the request table's rows, as arrays that compiled code keeps, too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+#: Nothing is known of a row.
+NO_ROW = -2
+#: No node of a list follows.
+END = -1
+_START, _STOP, _OWNER, _NEXT = range(4)
+
+
+class RowTable:
+    """For each row who last ran in it, and a list of its map events, newest first.
+
+    Attributes:
+        tenants: [rows] request, -1 = none, ``NO_ROW`` = the row was never named.
+        heads: [rows] newest node of each row's list.
+        events: [nodes] event of each.
+        cells: [nodes, 4] int32: first cell, one behind the last, owner of the last slot, next node.
+        free: First node that is not in use.
+    """
+
+    def __init__(self) -> None:
+        self.tenants: Ints = np.full(8, NO_ROW, dtype=np.int64)
+        self.heads: Ints = np.full(8, END, dtype=np.int64)
+        self.events: Ints = np.zeros(0, dtype=np.int64)
+        self.cells: NDArray[np.int32] = np.zeros((0, 4), dtype=np.int32)
+        self.free = END
+        self.grow(64)
+
+    def has_rows(self, rows: int) -> None:
+        """Make room for rows up to ``rows``."""
+        more = max(rows, 2 * len(self.heads)) - len(self.heads)
+        if rows > len(self.heads):
+            self.tenants = np.append(self.tenants, np.full(more, NO_ROW, dtype=np.int64))
+            self.heads = np.append(self.heads, np.full(more, END, dtype=np.int64))
+
+    def grow(self, count: int) -> None:
+        """Add ``count`` free nodes."""
+        first = len(self.events)
+        self.events = np.append(self.events, np.zeros(count, dtype=np.int64))
+        self.cells = np.append(self.cells, np.zeros((count, 4), dtype=np.int32), axis=0)
+        self.cells[first:, _NEXT] = np.arange(first + 1, first + count + 1)
+        self.cells[-1, _NEXT] = self.free
+        self.free = first
+
+    def map(self, row: int, event: int, start: int, stop: int, owner: int) -> None:
+        """Enter a map event; those that it covers are dropped as far as they are the newest."""
+        cells, node = self.cells, int(self.heads[row])
+        while node != END and start <= cells[node, _START] and stop >= cells[node, _STOP]:
+            below = int(cells[node, _NEXT])
+            cells[node, _NEXT] = self.free
+            self.free, node = node, below
+        if self.free == END:
+            self.grow(len(self.events))
+            cells = self.cells
+        new, self.free = self.free, int(cells[self.free, _NEXT])
+        self.events[new], cells[new], self.heads[row] = event, (start, stop, owner, node), new
+
+    def newest_first(self, row: int) -> Iterator[tuple[int, int, int, int]]:
+        """(event, start, stop, owner) of the row's map events."""
+        node = int(self.heads[row])
+        while node != END:
+            start, stop, owner, below = self.cells[node].tolist()
+            yield int(self.events[node]), start, stop, owner
+            node = below
