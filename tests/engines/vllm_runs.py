@@ -13,7 +13,7 @@ from typing import Any
 from tests.engines.setup_vllm import default_folder, interpreter
 
 HERE = Path(__file__).parent
-_TIMEOUT_S = 900
+_TIMEOUT_S = 1800
 _RAW = {"tokens": "raw"}
 _LONG = {"requests": 40, "prompt_tokens": [8, 160], "new_tokens": [20, 60], "gap": 16}
 _FAULT = {
@@ -68,6 +68,16 @@ RUNS: dict[str, dict[str, Any]] = {
         "paired": True,
         "prompt_tokens": [34, 44],
         "record_options": {"tokens": "raw", "kv_hash": "partial"},
+    },
+    "connector": {
+        "requests": 6,
+        "waves": 2,
+        "gap": 6,
+        "prompt_tokens": [66, 100],
+        "connector": "ExampleConnector",
+        "record_options": {"tokens": "raw", "kv_hash": "all"},
+        # vLLM's example stores whole prompts only, so none may come in chunks.
+        "engine_args": {"enable_prefix_caching": False, "max_num_batched_tokens": 256},
     },
     "no_cache": {
         "requests": 12,

@@ -288,6 +288,7 @@ class Scheduler:
 """,
     "v1/worker/gpu_model_runner.py": """
 import numpy as np
+import torch
 from types import SimpleNamespace
 
 
