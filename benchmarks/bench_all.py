@@ -2,13 +2,14 @@
 
     python -m benchmarks.bench_all [--seconds S] [--peer-python PATH] [--out FILE]
 
-Each line is a figure, what it is held to, and the ratio of the two. About eight minutes on two
+Each line is a figure, what it is held to, and the ratio of the two. Under ten minutes on two
 cores that do nothing else; ``--seconds`` scales the part that grows.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import tempfile
@@ -98,8 +99,17 @@ def main() -> None:
             "`python benchmarks/bench_kernels.py --setup-peer build/peer` makes it"
         )
     minutes = (time.perf_counter() - started) / 60
+    times = os.times()
+    cpu_minutes = (times.user + times.system + times.children_user + times.children_system) / 60
     text = "\n".join(
-        line for line in (head, table(figures), skipped, f"{minutes:.1f} minutes in all") if line
+        line
+        for line in (
+            head,
+            table(figures),
+            skipped,
+            f"{minutes:.1f} minutes in all, {cpu_minutes:.1f} of CPU",
+        )
+        if line
     )
     print(text)
     if args.out is not None:

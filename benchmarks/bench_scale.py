@@ -277,11 +277,23 @@ def _mib(size: float) -> str:
 
 
 def measure(folder: Path, seconds: float, large_gb: float = 0) -> list[Figure]:
-    """All figures."""
+    """All figures; each part is shown when it is there, since all of them take minutes."""
     scale = Scale(folder, seconds)
-    figures = scale.throughput("decode-heavy") + scale.throughput("prefill-heavy")
-    figures += scale.memory() + scale.steps()
-    return figures + (scale.large(large_gb) if large_gb else [])
+    parts: list[Callable[[], list[Figure]]] = [
+        lambda: scale.throughput("decode-heavy"),
+        lambda: scale.throughput("prefill-heavy"),
+        scale.memory,
+        scale.steps,
+    ]
+    if large_gb:
+        parts.append(lambda: scale.large(large_gb))
+    figures: list[Figure] = []
+    for part in parts:
+        found = part()
+        figures += found
+        for figure in found:
+            print(f"  {figure.name}: {figure.value} against {figure.other}", flush=True)
+    return figures
 
 
 def main() -> None:
