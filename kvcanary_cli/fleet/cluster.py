@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from typing import TYPE_CHECKING, Any
 
 from kvcanary_cli.attribution.report import Failed
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from kvcanary_cli.fleet.job import Job, Watch
 
 LOCAL = "local"
+_KNOCK_S = 10.0
 
 
 def load_ray() -> Any:
@@ -83,13 +85,25 @@ def _signals_as_raised() -> Iterator[None]:
         raise cause from None
 
 
+def _knock(address: str) -> None:
+    """See whether anybody listens at a stated port: Ray itself would try for minutes.
+
+    Raises:
+        OSError: Nobody does.
+    """
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
+
+
 def _connect(ray: Any, address: str, size: int | None) -> None:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address == LOCAL:
         options |= {"include_dashboard": False, "num_cpus": size}
     try:
+        _knock(address)
         ray.init(address=address, **options)
-    except (ConnectionError, TimeoutError, ValueError, RuntimeError) as error:
+    except (OSError, OverflowError, ValueError, RuntimeError) as error:
         sentence = " ".join(str(error).split())
         raise InputError(
             f"--cluster {address}: cannot be reached: {sentence}",

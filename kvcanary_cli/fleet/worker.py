@@ -6,7 +6,10 @@ stops its workers.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +33,7 @@ def work(parent: Connection[Any, Any], threads: int) -> None:
         threads: Threads that this worker's share of the machine has room for.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, name="kvcanary-parent", daemon=True).start()
     import torch
 
     torch.set_num_threads(threads)
@@ -39,6 +43,14 @@ def work(parent: Connection[Any, Any], threads: int) -> None:
     except (EOFError, OSError):
         # The parent is gone, and nobody else is waiting for the result.
         return
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has ended, whatever it is at: a long read, for example."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _send(parent: Connection[Any, Any], job: Job, outcome: Outcome) -> None:

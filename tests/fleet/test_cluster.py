@@ -137,9 +137,12 @@ def test_no_ray_says_how_to_get_it(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert "pip install 'kvcanary[ray]'" in ran.err
 
 
-def test_no_cluster_is_an_input_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "a:99999", "nowhere:http"])
+def test_no_cluster_is_an_input_error(
+    run: Run, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
     pytest.importorskip("ray")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    ran = run("replay", BUG, "--cluster", "nowhere:http")
+    ran = run("replay", BUG, "--cluster", address)
     assert (ran.code, ran.out) == (4, "")
-    assert "--cluster nowhere:http: cannot be reached" in ran.err
+    assert f"--cluster {address}: cannot be reached" in ran.err
