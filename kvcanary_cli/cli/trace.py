@@ -11,7 +11,7 @@ import typer
 
 from kvcanary_cli.cli.output import Output
 from kvcanary_cli.cli.trace_cut import CUT_EPILOG, cut
-from kvcanary_cli.errors import NothingCheckedError
+from kvcanary_cli.errors import KvCanaryError, NothingCheckedError
 
 trace_app = typer.Typer(
     no_args_is_help=True,
@@ -42,29 +42,52 @@ _FormatOption = Annotated[Format, typer.Option("--format", help="Output format."
     epilog=(
         "Examples:\n\n"
         "  kvcanary trace info trace.pt\n\n"
-        "  kvcanary trace info recording.kvtrace --format json\n\n"
+        "  kvcanary trace info run.kvtrace --format json\n\n"
         "  zstd -dc trace.jsonl.zst | kvcanary trace info -"
     )
 )
 def info(
-    trace: Annotated[str, typer.Argument(help=f"The trace: {_FORMS}.")],
+    trace: Annotated[
+        str, typer.Argument(help=f"The trace: {_FORMS}; or a folder of them, as record makes.")
+    ],
     format_: _FormatOption = Format.text,
 ) -> None:
     """Say what a trace holds: engine, events, steps, requests, pool use, what is missing."""
-    from kvcanary_cli.report.trace_json import info_object
-    from kvcanary_cli.report.trace_text import info_lines
+    from kvcanary_cli.fleet.inputs import expand
+    from kvcanary_cli.report.trace_json import info_object, infos_object
+    from kvcanary_cli.report.trace_text import info_lines, infos_line
     from kvcanary_cli.trace.info import collect_info
     from kvcanary_cli.trace.reader import open_trace
 
-    result = collect_info(open_trace(trace))
     out = Output()
-    if format_ is Format.json:
-        out.write([json.dumps(info_object(result), indent=2), "\n"])
-        return
-    for line in info_lines(result):
-        out.print(line)
-    for note in result.notes.messages():
-        out.warn(note)
+    results, failures = [], []
+    inputs = expand([trace])
+    for one in inputs:
+        try:
+            if one.problem is not None:
+                raise one.problem
+            result = collect_info(open_trace(one.name))
+        except KvCanaryError as error:
+            failures.append(error)
+            continue
+        if format_ is Format.text:
+            if results:
+                out.print("")
+            for line in info_lines(result):
+                out.print(line)
+            for note in result.notes.messages():
+                out.warn(note if len(inputs) == 1 else f"{one.name}: {note}")
+        results.append(result)
+    if format_ is Format.json and results:
+        content = info_object(results[0]) if len(inputs) == 1 else infos_object(results)
+        out.write([json.dumps(content, indent=2), "\n"])
+    elif len(results) > 1:
+        out.print("")
+        out.print(infos_line(results))
+    for failure in failures[:-1]:
+        out.error(failure)
+    if failures:
+        raise failures[-1]
 
 
 @trace_app.command(

@@ -24,9 +24,17 @@ def _envelope(command: str) -> dict[str, Any]:
 
 def info_object(info: TraceInfo) -> dict[str, Any]:
     """``trace info --format json``."""
+    return {**_envelope("trace info"), **_facts(info)}
+
+
+def infos_object(infos: Sequence[TraceInfo]) -> dict[str, Any]:
+    """The same of a folder of traces."""
+    return {**_envelope("trace info"), "traces": [_facts(info) for info in infos]}
+
+
+def _facts(info: TraceInfo) -> dict[str, Any]:
     header, notes, use = info.header, info.notes, info.pool_use
     return {
-        **_envelope("trace info"),
         "trace": {"path": info.path, "sha256": info.sha256, "size_bytes": info.size_bytes},
         "header": dict(header.raw),
         "engine": {"name": header.engine_name, "version": header.engine_version},

@@ -79,6 +79,19 @@ def info_lines(info: TraceInfo) -> Iterator[str]:
     )
 
 
+def infos_line(infos: Sequence[TraceInfo]) -> str:
+    """What several traces hold together, the last line of ``trace info`` of a folder."""
+    events = sum(sum(info.events.values()) for info in infos)
+    ranks = len({tuple(sorted(info.header.rank.items())) for info in infos})
+    lost = sum(info.notes.missing_events for info in infos)
+    sizes = sum(info.size_bytes or 0 for info in infos)
+    missing = f", {plural(lost, 'lost event')}" * bool(lost)
+    return (
+        f"{plural(len(infos), 'trace')} of {plural(ranks, 'rank')}: {plural(events, 'event')}, "
+        f"{bytes_text(sizes)}{missing}"
+    )
+
+
 def _activity(info: TraceInfo) -> Iterator[str]:
     if info.first_step is not None:
         yield _line("steps", f"{info.first_step} to {info.last_step} ({info.steps:,} distinct)")

@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.trace.helpers import SCENARIOS, jsonl_text, read_events, small_trace, write_jsonl
+from tests.trace.helpers import (
+    SCENARIOS,
+    jsonl_text,
+    read_events,
+    small_trace,
+    write_jsonl,
+    write_trace,
+)
 
 _ROOT = Path(__file__).parents[2]
 _SCENARIO = SCENARIOS / "S13_pad_or_dummy_write.jsonl"
@@ -37,6 +44,37 @@ def test_info_as_text_and_json() -> None:
     assert out["command"] == "trace info"
     assert out["events"] == 32
     assert out["forwards"][0] == {"worker": "target", "forward_mode": "DECODE", "count": 3}
+
+
+def test_info_of_a_folder_of_ranks_and_parts(tmp_path: Path) -> None:
+    run = tmp_path / "run.kvtrace"
+    run.mkdir()
+    header, events = small_trace()
+    names = ["tp0-pp0-dp0.kvtrace", "tp0-pp0-dp0.2.kvtrace", "tp1-pp0-dp0.kvtrace"]
+    for name in names:
+        rank = {"tp": int(name[2]), "tp_size": 2}
+        write_trace(run / name, {**header, "rank": rank}, events)
+    done = _run("info", run)
+    assert done.returncode == 0, done.stderr
+    text = done.stdout.decode()
+    assert all(f"trace       {run / name}" in text for name in names)
+    assert text.splitlines()[-1].startswith(f"3 traces of 2 ranks: {3 * len(events)} events, ")
+    out = json.loads(_run("info", run, "--format", "json").stdout)
+    assert out["command"] == "trace info"
+    assert sorted(Path(t["trace"]["path"]).name for t in out["traces"]) == sorted(names)
+    assert all(t["events"] == len(events) for t in out["traces"])
+    # One that cannot be read does not hide the others.
+    (run / names[2] / "manifest.json").write_text("{")
+    damaged = _run("info", run)
+    assert damaged.returncode == 4
+    assert f"trace       {run / names[0]}" in damaged.stdout.decode()
+    assert names[2].encode() in damaged.stderr
+
+
+def test_info_of_a_folder_without_traces(tmp_path: Path) -> None:
+    done = _run("info", tmp_path)
+    assert done.returncode == 4
+    assert b"the folder holds no trace" in done.stderr
 
 
 def test_info_from_stdin() -> None:
