@@ -62,6 +62,7 @@ class FindingBook:
             victim = None if damage.victim == TREE else name
             finding = self.new(cause, damage.worker, damage.pool_kind, victim, damage.step)
         finding.follows.update(cause.follows)
+        finding.sources.update(cause.sources)
         return finding
 
     def new(

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from kvcanary_cli.attribution.damage import Cause
+
     Ints = NDArray[np.int64]
 
 # Copies and matches older than this many are forgotten, unless a slot still names them.
@@ -178,7 +180,8 @@ class PutFact:
 class Context:
     """Everything that is not slot by slot.
 
-    ``recycled`` holds rows that were found to be given away in flight, with that release.
+    ``recycled`` holds rows that were found to be given away in flight, with that release; ``moved``
+    slots whose content was damaged before the copy at that event brought it, with the cause.
     """
 
     table: RowTable = field(default_factory=RowTable)
@@ -197,6 +200,7 @@ class Context:
     gets: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     last_step_of: ByCode = field(default_factory=ByCode)
     lut_event: dict[int, int] = field(default_factory=dict)
+    moved: dict[int, tuple[int, Cause]] = field(default_factory=dict)
     batch_row_slot: DecodedRows = field(default_factory=DecodedRows)
 
     def row(self, row: int) -> RowFacts:

@@ -24,7 +24,9 @@ class Damage:
         slot: Slot.
         stored_position, stored_token, expected_token: What was found; the last one None if it
             was not compared.
-        kv_only: Only the KV fingerprint differs.
+        kv_only: Only the KV fingerprint differs, and with ``seam`` the chain value.
+        seam: The slot's predecessor was replaced since.
+        unmapped: The reader's row names no slot at ``position``.
         step, event: Of the forward or sweep.
         forward: The forward, None in a sweep.
         true_position: Where the victim's row ends by its lengths: what is read from there on was
@@ -53,6 +55,8 @@ class Damage:
     writes: Writes
     full_slot: int = 0
     full_writes: Writes | None = None
+    seam: bool = False
+    unmapped: bool = False
 
     def writer_event(self) -> int:
         """When the content was written, here or where it was moved from."""
@@ -68,6 +72,7 @@ class Cause:
     """What a rule concluded; causes of one ``group`` are one finding whatever their events.
 
     ``follows`` are events that, if they turn out to be another finding's cause, are this one's.
+    ``sources`` are slots that the damage was in before copies moved it to where it was met.
     """
 
     cls: str
@@ -81,6 +86,7 @@ class Cause:
     evidence: list[str] = field(default_factory=list)
     group: tuple[object, ...] | None = None
     follows: tuple[int, ...] = ()
+    sources: tuple[int, ...] = ()
 
 
 def at_event(event: int) -> str:

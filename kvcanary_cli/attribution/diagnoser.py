@@ -18,10 +18,12 @@ from kvcanary_cli.attribution.contents import Namespaces, Sidecars
 from kvcanary_cli.attribution.damage import Cause, Damage
 from kvcanary_cli.attribution.follow import Follower
 from kvcanary_cli.attribution.ledger import FREE, NOBODY, TREE
+from kvcanary_cli.attribution.moved_damage import MovedDamage
 from kvcanary_cli.attribution.own_frees import OwnFreeReads
 from kvcanary_cli.attribution.positions import check_positions
 from kvcanary_cli.attribution.ranks import RankRecord
 from kvcanary_cli.attribution.rules import Classifier
+from kvcanary_cli.attribution.rules.index import CELL_NOT_MAPPED
 from kvcanary_cli.attribution.snapshot import Snapshots
 from kvcanary_cli.attribution.unread import explain_unread
 from kvcanary_cli.replay.chains import slot_hash
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 _KV_ONLY = int(FailReason.VERIFY_REAL_KV_HASH_MISMATCH)
+_KV_AND_CHAIN = _KV_ONLY | int(FailReason.VERIFY_CHAIN_HASH_MISMATCH)
 
 
 class Diagnoser:
@@ -65,6 +68,7 @@ class Diagnoser:
         self._sidecars = Sidecars(header, follower)
         self._namespaces = Namespaces(follower)
         self._snapshots = Snapshots(follower)
+        self._moved_damage = MovedDamage(follower, self._classifier.taken)
         self._own_frees = OwnFreeReads(follower, self._snapshots)
         self._codes: NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._foreign: Ints = np.empty(0, dtype=np.int64)
@@ -93,6 +97,8 @@ class Diagnoser:
             self._snapshots.take(self.book.findings, event=int(segment.index[k]), step=step)
         if self.record.kept:
             self.record.event(segment, k, kind, row)
+        if kind == "copy":
+            self._moved_damage.copy(segment, row, int(segment.index[k]))
         self.follower.event(segment, k, kind, row)
         self._snapshots.note_broken_rules()
 
@@ -279,6 +285,10 @@ class Diagnoser:
             self._wrong_input(chunk, k, victim)
             return
         if chunk.check == CHAIN_POSITION and forward is not None:
+            known = self._known_before(chunk, k, forward)
+            if known is not None:
+                known.violations += 1
+                return
             position = self._true_position_of(forward, slot, chunk)
         damage = self._damage(chunk, k, forward, slot, position, victim)
         padded = int(damage.writes.pad_event[slot])
@@ -294,6 +304,17 @@ class Diagnoser:
         if self.book.has_swa:
             self.book.in_full[place] = finding
         self.book.enter(finding, slot, position, victim, reader, chunk.step)
+
+    def _known_before(self, chunk: ViolationChunk, k: int, forward: Forward) -> Finding | None:
+        """The finding that a wrong chain value of what a forward writes goes back to.
+
+        Its token may be wrong, too, or what it follows was damaged; the write itself is neither.
+        """
+        columns = chunk.columns
+        fed = self.book.known.get((*self._lane(chunk), int(columns["slot"][k]), chunk.event))
+        if fed is not None or self._row_offset(forward, int(columns["row"][k])):
+            return fed
+        return self.book.by_slot.get((*self._lane(chunk), int(columns["prev_slot"][k])))
 
     def _victim(self, chunk: ViolationChunk, k: int) -> tuple[int, str | None]:
         assert self.replay is not None
@@ -339,7 +360,8 @@ class Diagnoser:
             stored_position=int(columns["position"][k]),
             stored_token=int(columns["stored_token"][k]),
             expected_token=int(columns["expected_token"][k]) if checked else None,
-            kv_only=int(chunk.bits[k]) == _KV_ONLY,
+            kv_only=self._kv_only(chunk, k),
+            seam=int(chunk.bits[k]) == _KV_AND_CHAIN,
             step=chunk.step,
             event=chunk.event,
             forward=forward,
@@ -349,6 +371,15 @@ class Diagnoser:
             full_slot=self._full_slot(chunk, forward, row, position),
             full_writes=self.follower.lane(chunk.worker, "FULL"),
         )
+
+    def _kv_only(self, chunk: ViolationChunk, k: int) -> bool:
+        """Whether only the bytes changed: a predecessor that was replaced since is no change."""
+        bits = int(chunk.bits[k])
+        if bits != _KV_AND_CHAIN:
+            return bits == _KV_ONLY
+        slot, prev = int(chunk.columns["slot"][k]), int(chunk.columns["prev_slot"][k])
+        came = self.follower.lane(*self._lane(chunk)).came(np.array([slot, max(prev, 0)]))
+        return prev > 0 and bool(came[1] > came[0])
 
     def _full_slot(
         self, chunk: ViolationChunk, forward: Forward | None, row: int, position: int
@@ -441,8 +472,11 @@ class Diagnoser:
             finding = self._fed_wrongly(chunk, (slot, prev))
         if finding is None:
             place = prev if prev > 0 else slot
+            unmapped = prev <= 0 and self._is_unmapped(chunk, k, forward, position)
+            if unmapped:
+                place = self._stranded(chunk, victim, position) or slot
             damage = self._damage(chunk, k, forward, place, position, victim)
-            damage.expected_token = None
+            damage.expected_token, damage.unmapped = None, unmapped
             if forward is not None and (self._lanes[chunk.pool_kind == "SWA"] == place).any():
                 self._enter_early(forward)
             finding = self.book.of_damage(self._classifier.cause(damage), damage)
@@ -452,12 +486,29 @@ class Diagnoser:
         finding.violations += 1
         if self.book.has_swa and chunk.pool_kind == "FULL":
             self.book.in_full[victim, position + 1, chunk.event] = finding
-        if finding.pool_kind != chunk.pool_kind:
+        if finding.pool_kind != chunk.pool_kind or finding.subtype == CELL_NOT_MAPPED:
+            # Behind a cell without a slot nothing was replaced.
             return
         if finding.cls in ONE_STEP and chunk.step != finding.first_bad_step:
             return
         if slot not in finding.slots:
             finding.seam_slots.add(slot)
+
+    def _is_unmapped(
+        self, chunk: ViolationChunk, k: int, forward: Forward | None, position: int
+    ) -> bool:
+        """Whether the row of a forward names no slot at a position of its prefix."""
+        row = int(chunk.columns["row"][k])
+        if forward is None or chunk.pool_kind != "FULL" or row <= 0 or position < 0:
+            return False
+        return self._cell(forward, row, position) == 0
+
+    def _stranded(self, chunk: ViolationChunk, victim: int, position: int) -> int:
+        """Slot that ``victim`` wrote for a position and still owns; 0 = there is none."""
+        writes, state = self.follower.lane(*self._lane(chunk)), self.follower.rules.state
+        mine = (writes.req == victim) & (writes.true_position == position)
+        at = np.flatnonzero(mine[: len(state.owner)] & (state.owner == victim))
+        return int(at[np.argmax(writes.event[at])]) if len(at) else 0
 
     def _fed_wrongly(self, chunk: ViolationChunk, slots: tuple[int, int]) -> Finding | None:
         """The finding of a wrong input that the chain of one of ``slots`` goes back to.

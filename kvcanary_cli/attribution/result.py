@@ -120,6 +120,7 @@ class Finding:
         facts: The scene when it was first seen; None for what only several ranks show.
         last_event: ``i`` of the last forward or sweep that met its damage.
         follows: ``i`` of events that, if they are another finding's cause, are this one's too.
+        sources: Slots that the damage was in before copies moved it.
     """
 
     id: str
@@ -147,3 +148,4 @@ class Finding:
     facts: FindingFacts | None = None
     last_event: int | None = None
     follows: set[int] = field(default_factory=set)
+    sources: set[int] = field(default_factory=set)

@@ -137,7 +137,7 @@ def _covers(finding: Finding, found: OwnershipFinding, root: Root, slot: int) ->
     causes = {finding.cause_event, finding.corrupting_event} - {None}
     if _same_root(finding, found, root):
         return True
-    if slot not in finding.slots:
+    if slot not in finding.slots and slot not in finding.sources:
         return False
     if {root.event, root.follows, found.event} & causes:
         return True

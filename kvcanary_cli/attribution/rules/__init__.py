@@ -7,6 +7,7 @@ what the trace recorded, and returns None where its facts are not there.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvcanary_cli.attribution.damage import Cause, Damage
@@ -43,14 +44,18 @@ class Classifier:
         records: frozenset[str],
         cached_chain: Callable[[int], bool],
     ) -> None:
-        self._records = records
+        self._records, self._context = records, context
         facts = (state, context, names, cached_chain)
         self.inputs = InputFacts(*facts)
-        lifetime, index = LifetimeFacts(*facts), IndexFacts(*facts)
+        ownership, lifetime = OwnershipFacts(*facts), LifetimeFacts(*facts)
+        index = IndexFacts(*facts)
         content = ContentFacts(*facts)
         self._last = content
+        self._taking = (*ownership.rules, lifetime.use_after_free)
         self._rules: tuple[Callable[[Damage], Cause | None], ...] = (
-            *OwnershipFacts(*facts).rules,
+            index.unmapped_cell,
+            self._moved,
+            *ownership.rules,
             self.inputs.past_the_end,
             # A table that leads elsewhere excuses the slot that it leads to.
             index.bad_translation,
@@ -80,6 +85,18 @@ class Classifier:
             confidence=POSSIBLE,
             evidence=["no recorded event explains the content of the slot"],
         )
+
+    def taken(self, damage: Damage) -> Cause | None:
+        """What took the slot from its holder, if that is how it came to hold another's content."""
+        found = (rule(damage) for rule in self._taking)
+        return next((cause for cause in found if cause is not None), None)
+
+    def _moved(self, damage: Damage) -> Cause | None:
+        """The content was damaged already when a copy moved it here."""
+        known = self._context.moved.get(damage.slot)
+        if known is None or damage.pool_kind != "FULL" or known[0] != damage.came_event():
+            return None
+        return replace(known[1], evidence=list(known[1].evidence))
 
     def _weigh(self, cause: Cause) -> None:
         if "alloc" not in self._records and cause.confidence == CERTAIN:

@@ -8,6 +8,7 @@ from kvcanary_cli.attribution.ledger import (
     BY_NOTHING,
     BY_STATE,
     FREE,
+    TREE,
     UNKNOWN,
 )
 from kvcanary_cli.attribution.result import POSSIBLE, PROBABLE, Culprit, RuledOut
@@ -60,7 +61,12 @@ class ContentFacts(Facts):
             ruled_out=[
                 RuledOut("pad_or_dummy_write", "no padding row targeted the slot in that window"),
             ],
-            evidence=["token, position and chain agree; the KV bytes changed with no known writer"],
+            evidence=[
+                "token and position agree, the chain differs by a predecessor that was replaced; "
+                "the KV bytes changed with no known writer"
+                if damage.seam
+                else "token, position and chain agree; the KV bytes changed with no known writer"
+            ],
         )
 
     def foreign_content(self, damage: Damage) -> Cause | None:
@@ -68,7 +74,10 @@ class ContentFacts(Facts):
         wrote = damage.came_event()
         if damage.writes.kind[damage.slot] in (BY_NOTHING, BY_STATE):
             return None
-        owner = int(self.state.owner[damage.slot])
+        owner, writer = int(self.state.owner[damage.slot]), int(damage.writes.req[damage.slot])
+        if writer == damage.victim or writer < TREE:
+            # Nobody else is known to have had the slot: no free of it is missing.
+            return None
         return Cause(
             cls="use_after_free",
             subtype="free_not_recorded",

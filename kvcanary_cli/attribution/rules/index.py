@@ -10,9 +10,40 @@ from kvcanary_cli.attribution.ledger import (
 from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, Culprit, RuledOut
 from kvcanary_cli.attribution.rules.facts import Facts
 
+CELL_NOT_MAPPED = "cell_not_mapped"
+
 
 class IndexFacts(Facts):
     """Translation, speculation and cells of the request table."""
+
+    def unmapped_cell(self, damage: Damage) -> Cause | None:
+        """The row never got a slot for a position of its prefix."""
+        if not damage.unmapped:
+            return None
+        writes, slot, row = damage.writes, damage.slot, damage.row
+        wrote = int(writes.true_position[slot]) == damage.position
+        victim, at = self.names.name(damage.victim), damage.position
+        event = damage.writer_event() if wrote else damage.event
+        return Cause(
+            cls="stale_mapping",
+            subtype=CELL_NOT_MAPPED,
+            group=(damage.victim, row, at),
+            cause_event=event,
+            corrupting_event=event,
+            culprit=Culprit(
+                req=victim,
+                step=int(writes.step[slot]) if wrote else damage.step,
+                event=event,
+                details={"req_table_row": row},
+            ),
+            ruled_out=[RuledOut("use_after_free", "the row names no slot at that position")],
+            evidence=[
+                f"cell {at} of row {row} was not set when event {damage.event} read up to it",
+                f"event {event} wrote position {at} of {victim} to slot {slot}"
+                if wrote
+                else f"no slot that {victim} owns was written for position {at}",
+            ],
+        )
 
     def bad_translation(self, damage: Damage) -> Cause | None:
         if damage.pool_kind != "SWA":

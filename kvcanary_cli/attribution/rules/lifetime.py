@@ -32,7 +32,7 @@ class LifetimeFacts(Facts):
             # A row that moved names slots in any state, unwritten ones too.
             self._recycled_row,
             self._never_written,
-            self._use_after_free,
+            self.use_after_free,
             self._phantom_hit,
             self._wrong_entry,
         )
@@ -172,7 +172,8 @@ class LifetimeFacts(Facts):
             ],
         )
 
-    def _use_after_free(self, damage: Damage) -> Cause | None:
+    def use_after_free(self, damage: Damage) -> Cause | None:
+        """A slot was given back while the reader still named it."""
         state, slot = self.state, damage.slot
         freed, wrote = int(state.free_event[slot]), damage.came_event()
         held = self.held_since(damage)

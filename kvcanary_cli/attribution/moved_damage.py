@@ -1,0 +1,111 @@
+"""Content that was damaged before a copy moved it: the copy was right, what it moved was not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvcanary_cli.attribution.damage import Damage
+from kvcanary_cli.attribution.ledger import NEVER, NOBODY, TREE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from kvcanary_cli.attribution.damage import Cause
+    from kvcanary_cli.attribution.follow import Follower
+    from kvcanary_cli.attribution.ledger import Writes
+    from kvcanary_cli.trace.segment import Segment
+
+    Ints = NDArray[np.int64]
+
+
+class MovedDamage:
+    """Judges the sources of copies within the full pool when they are made.
+
+    A holder whose row named a slot since before another request wrote it lost its content there;
+    its copy carries the loss to the new slot. The ledger moves on, so the cause is kept with the
+    destination (``Context.moved``) until somebody reads it.
+
+    Args:
+        follower: The ledger, before the copy is entered.
+        taken: Why the content of a slot is not its holder's, None if no rule says so.
+    """
+
+    def __init__(self, follower: Follower, taken: Callable[[Damage], Cause | None]) -> None:
+        self._follower, self._taken = follower, taken
+
+    def copy(self, segment: Segment, row: int, event: int) -> None:
+        """A ``copy`` event is about to be followed."""
+        table, follower = segment.tables["copy"], self._follower
+
+        def text(name: str) -> str | None:
+            return segment.text("copy", name, row) if name in table.columns else None
+
+        source, dst = segment.json("copy", "src", row), table.get_ints("dst", row)
+        pools = {text("src_pool") or "full", text("dst_pool") or "full"}
+        if dst is None or not isinstance(source, list) or pools != {"full"}:
+            return
+        if table.get_bool("canary", row) is False:
+            return
+        src = np.array(source, dtype=np.int64)
+        writes, state = follower.lane("target", "FULL"), follower.rules.state
+        by = text("by")
+        movers = state.owner[dst] if by is None else np.full(len(dst), follower.names.code(by))
+        alien = (movers > TREE) & (writes.req[src] >= TREE) & (writes.req[src] != movers)
+        alien |= np.isin(src, list(follower.context.moved))
+        causes = {}
+        for k in np.flatnonzero(alien).tolist():
+            cause = self._cause(writes, int(src[k]), int(movers[k]), event)
+            if cause is not None:
+                moved = f"the copy at event {event} moved it from slot {src[k]} to slot {dst[k]}"
+                evidence, sources = [*cause.evidence, moved], (*cause.sources, int(src[k]))
+                told = replace(cause, evidence=evidence, sources=sources)
+                causes[int(dst[k])] = (event, told)
+        follower.context.moved.update(causes)
+
+    def _cause(self, writes: Writes, slot: int, mover: int, event: int) -> Cause | None:
+        earlier = self._follower.context.moved.get(slot)
+        came = int(writes.came(np.array([slot]))[0])
+        if earlier is not None and earlier[0] == came:
+            return earlier[1]
+        if int(writes.req[slot]) == mover:
+            return None
+        position = self._held(slot, mover, came)
+        if position is None:
+            return None
+        row, at = position
+        return self._taken(
+            Damage(
+                worker="target",
+                pool_kind="FULL",
+                victim=mover,
+                row=row,
+                position=at,
+                slot=slot,
+                stored_position=int(writes.position[slot]),
+                stored_token=NOBODY,
+                expected_token=None,
+                kv_only=False,
+                step=self._follower.steps_seen()[0],
+                event=event,
+                forward=None,
+                true_position=None,
+                row_offset=0,
+                writes=writes,
+            )
+        )
+
+    def _held(self, slot: int, mover: int, came: int) -> tuple[int, int] | None:
+        """Row and position through which ``mover`` named the slot before its content came."""
+        pool, context = self._follower.pool, self._follower.context
+        if pool is None:
+            return None
+        for row in np.flatnonzero(context.table.tenants == mover).tolist():
+            for at in np.flatnonzero(np.asarray(pool.table[row]) == slot).tolist():
+                if NEVER < context.row(row).mapped_at(at) < came:
+                    return row, at
+        return None
