@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -16,7 +17,11 @@ from hypothesis import strategies as st
 
 from kvcanary_cli.errors import InputError
 from kvcanary_cli.record import tokens
+from kvcanary_cli.record.options import RecordOptions
+from kvcanary_cli.record.session import Session
+from kvcanary_cli.record.shadows import HistoryShadow
 from kvcanary_cli.record.tokens import KEY_BYTES, TokenCoder, key_path, load_key
+from tests.record.helpers import HEADER, events, parts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,3 +121,39 @@ def test_a_foreign_file_at_the_keys_place_is_refused(
     path.write_text(content)
     with pytest.raises(InputError, match=r"run\.kvtrace\.key"):
         load_key(path)
+
+
+def test_no_prompt_can_be_read_from_a_salted_trace(tmp_path: Path) -> None:
+    """Bytes of a whole recording: no id of the prompt, no beginning of the vocabulary, no key."""
+    prompt = [31_000 + 7 * k for k in range(24)]
+    session = Session(RecordOptions(path=str(tmp_path / "run.kvtrace")), dict(HEADER))
+    histories = HistoryShadow(session.tokens)
+    for req in ("a", "b"):
+        session.emit_all(histories.show(req, prompt, [31_007]))
+        forward = {"kind": "forward", "step": ord(req), "forward_mode": "EXTEND", "reqs": [req]}
+        forward |= {"req_pool_indices": [1], "seq_lens": [24], "extend_prefix_lens": [0]}
+        forward |= {"extend_seq_lens": [24], "positions": list(range(24))}
+        forward |= {"out_cache_loc": list(range(1, 25))}
+        forward["input_ids"] = session.tokens.encode(np.array(prompt))
+        session.emit(forward)
+        session.commit(step=True)
+    session.close()
+    (trace,) = parts(tmp_path)
+    found = events(trace)
+    first, second = (e["ids"] for e in found if e["kind"] == "history")
+    # Equal tokens are equal, in histories and forwards and across requests.
+    assert first == second
+    assert [e["input_ids"] for e in found if e["kind"] == "forward"] == [first[:24]] * 2
+    assert first[24] == first[1]
+    assert len(set(first)) == 24
+    vocabulary = set(range(200_000))
+    assert not vocabulary & {n for e in found for n in (e.get("ids") or e["input_ids"])}
+    key = key_path(str(tmp_path / "run.kvtrace")).read_bytes()
+    # Not in any form that a column could have, either.
+    for file in trace.rglob("*"):
+        data = file.read_bytes()
+        assert key not in data
+        for dtype in ("<i2", "<i4", "<i8", ">i4"):
+            assert np.array(prompt[:3]).astype(dtype).tobytes() not in data
+            assert np.arange(100, 108).astype(dtype).tobytes() not in data
+        assert not re.search(rb"31000|31007|31014", data)
