@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvcanary_cli.trace.reader import open_trace
-from tests.engines.setup_vllm import VLLM, default_folder, interpreter, set_up
-from tests.engines.vllm_model import make_vllm_model
-from tests.engines.vllm_runs import RUNS, Run, engine_env, run_all
+from tests.engines.setup_vllm import VLLM, default_folder, set_up
+from tests.engines.vllm_runs import HERE, RUNS, Run, engine_env, run_all
 from tests.record.helpers import events, replay, steps
 
 if TYPE_CHECKING:
@@ -39,10 +38,15 @@ CLASSES = {
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """The finished runs; the engine's environment is made if it is not there."""
-    set_up(default_folder())
-    return run_all(tmp_path_factory.mktemp("vllm"))
+def python() -> str:
+    """The interpreter that has the engine; its environment is made if it is not there."""
+    return str(set_up(default_folder()))
+
+
+@pytest.fixture(scope="session")
+def runs(python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """The finished runs."""
+    return run_all(python, tmp_path_factory.mktemp("vllm"))
 
 
 def _kinds(run: Run) -> Counter[str]:
@@ -214,10 +218,10 @@ def _ask(port: int, prompt: list[int], folder: Path) -> str:
 
 
 def test_the_command_records_a_server_whose_workers_are_other_processes(
-    runs: dict[str, Run], tmp_path: Path
+    python: str, tmp_path: Path
 ) -> None:
-    python = str(interpreter(default_folder()))
-    make_vllm_model(tmp_path / "model")
+    model = [python, str(HERE / "vllm_model.py"), str(tmp_path / "model")]
+    subprocess.run(model, check=True, timeout=300)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -270,7 +274,7 @@ def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     raise AssertionError(log.read_text()[-3000:])
 
 
-def test_without_the_variable_the_engine_is_not_touched(runs: dict[str, Run]) -> None:
+def test_without_the_variable_the_engine_is_not_touched(python: str) -> None:
     code = (
         "from vllm.plugins import load_general_plugins\n"
         "load_general_plugins()\n"
@@ -280,7 +284,6 @@ def test_without_the_variable_the_engine_is_not_touched(runs: dict[str, Run]) ->
         "print('hooked', hasattr(p.BlockPool.get_new_blocks, '__kvcanary_original__'))\n"
     )
     env = {k: v for k, v in engine_env().items() if not k.startswith("KVCANARY_RECORD")}
-    python = str(interpreter(default_folder()))
     done = subprocess.run(
         [python, "-c", code], env=env, capture_output=True, text=True, timeout=600, check=False
     )

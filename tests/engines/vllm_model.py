@@ -1,14 +1,17 @@
-"""The tiny model in the shape that vLLM's CPU attention takes."""
+"""The tiny model in the shape that vLLM's CPU attention takes.
+
+python tests/engines/vllm_model.py FOLDER
+"""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.engines.tiny_model import make_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HEAD_SIZE = 32
 
@@ -20,3 +23,7 @@ def make_vllm_model(folder: Path) -> Path:
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"head_dim": HEAD_SIZE}))
     return folder
+
+
+if __name__ == "__main__":
+    make_vllm_model(Path(sys.argv[1]))

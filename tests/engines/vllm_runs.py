@@ -10,8 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.engines.setup_vllm import default_folder, interpreter
-
 HERE = Path(__file__).parent
 _TIMEOUT_S = 1800
 _RAW = {"tokens": "raw"}
@@ -120,8 +118,8 @@ def engine_env(**extra: str) -> dict[str, str]:
 
 
 @cache
-def run_all(base: Path) -> dict[str, Run]:
-    """Run all of ``RUNS`` once, with their files below ``base``."""
+def run_all(python: str, base: Path) -> dict[str, Run]:
+    """Run all of ``RUNS`` once with ``python``, with their files below ``base``."""
     paths = []
     for name, differs in RUNS.items():
         folder = base / name
@@ -130,7 +128,7 @@ def run_all(base: Path) -> dict[str, Run]:
         (folder / "run.json").write_text(json.dumps(description))
         paths.append(str(folder / "run.json"))
     done = subprocess.run(
-        [str(interpreter(default_folder())), str(HERE / "vllm_driver.py"), *paths],
+        [python, str(HERE / "vllm_driver.py"), *paths],
         env=engine_env(VLLM_ENABLE_V1_MULTIPROCESSING="0"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -404,6 +404,7 @@ class GPUModelRunner:
         return (table.cells[: input_batch.num_reqs],), table.slot_mapping.gpu[None]
 """,
     "v1/engine/core.py": """
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.worker import gpu_model_runner
