@@ -186,6 +186,10 @@ def test_a_full_disk_queue_keeps_the_state_true(
     session = _session(tmp_path, device)
     ledger = Ledger(SLOTS + 1)
     session.add_state(ledger)
+    # Behind a first event, or the trace would have no gap and just begin later.
+    session.emit(_finish("first"))
+    session.commit()
+    assert session._drainer.settle(WAIT_S)  # type: ignore[union-attr]
     offer = session._sink.offer
     monkeypatch.setattr(session._sink, "offer", lambda group: False)
     session.defer(lambda slots: ledger.alloc("lost", slots), [3, 4])
