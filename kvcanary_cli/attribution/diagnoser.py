@@ -25,6 +25,7 @@ from kvcanary_cli.attribution.ranks import RankRecord
 from kvcanary_cli.attribution.rules import Classifier
 from kvcanary_cli.attribution.rules.index import CELL_NOT_MAPPED
 from kvcanary_cli.attribution.snapshot import Snapshots
+from kvcanary_cli.attribution.transfer_races import TransferRaces
 from kvcanary_cli.attribution.unread import explain_unread
 from kvcanary_cli.replay.chains import slot_hash
 from kvcanary_cli.replay.lanes import get_rows
@@ -68,6 +69,7 @@ class Diagnoser:
         self._sidecars = Sidecars(header, follower)
         self._namespaces = Namespaces(follower)
         self._snapshots = Snapshots(follower)
+        self._races = TransferRaces(follower, self._snapshots)
         self._moved_damage = MovedDamage(follower, self._classifier.taken)
         self._own_frees = OwnFreeReads(follower, self._snapshots)
         self._codes: NDArray[np.int32] = np.empty(0, dtype=np.int32)
@@ -97,10 +99,21 @@ class Diagnoser:
             self._snapshots.take(self.book.findings, event=int(segment.index[k]), step=step)
         if self.record.kept:
             self.record.event(segment, k, kind, row)
-        if kind == "copy":
-            self._moved_damage.copy(segment, row, int(segment.index[k]))
+        self._transfer(segment, k, kind, row)
         self.follower.event(segment, k, kind, row)
         self._snapshots.note_broken_rules()
+
+    def _transfer(self, segment: Segment, k: int, kind: str, row: int) -> None:
+        """Look at a copy, or at the window of one, with the ledger as it is before it."""
+        event, races = int(segment.index[k]), self._races
+        if kind == "copy":
+            self._moved_damage.copy(segment, row, event, races.copy(segment, row, event))
+        elif kind == "transfer_begin":
+            races.begin(segment, row, event)
+        elif kind in ("transfer_end", "transfer_fail"):
+            races.end(segment, row, event, failed=kind == "transfer_fail")
+        elif kind == "match":
+            races.match(segment, row, event)
 
     def ledger(self) -> CompiledLedger | None:
         """What compiled code keeps of the ledger; ranks are compared by every event."""
@@ -243,6 +256,7 @@ class Diagnoser:
         if not self.ends_in_gap:
             # What was lost there may have given the slots back.
             self.follower.leaks()
+        self._races.explain(self.book)
         explain_unread(self.follower.rules, self.book.findings, self.book.add)
         self._own_frees.explain(self.book.findings, self.book.add)
         self._snapshots.take(self.book.findings)

@@ -190,6 +190,17 @@ class Snapshots:
         )
         self._broken.setdefault(cause, []).append((frozenset(slots.tolist()), facts))
 
+    def note_transfer(
+        self, cause: int, slots: Ints, actor: str | None, event: int, access: str
+    ) -> None:
+        """Keep the scene of a transfer that raced for ``slots`` with event ``cause``."""
+        life = self._life("target", "FULL", slots, actor, None)
+        life.add(event, f"transfer {access}", actor, slots)
+        facts = self._scene(
+            slots, life, event=event, step=None, forward=None, actor=actor, access=access
+        )
+        self._broken.setdefault(cause, []).append((frozenset(slots.tolist()), facts))
+
     def _scene(
         self,
         slots: Ints,
