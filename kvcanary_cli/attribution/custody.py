@@ -2,12 +2,17 @@
 
 One broken rule makes others: of a slot that was handed out twice, either holder's free breaks a
 rule in its turn. These are consequences, not faults of their own. What an outsider does to the
-same slot is one.
+same slot is one. Once the slot is back, and nobody that runs believes to hold it, what comes next
+owes the broken rule nothing.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Container
 
 
 @dataclass(slots=True)
@@ -17,10 +22,14 @@ class _Claims:
     Attributes:
         holders: Owner code to how often it was given the slot and has not given it back.
         listed: How often the free list holds it.
+        clean: Whether the last taker got it from the free list while nobody else that runs had it.
+        stray: Event and name code of the last write by somebody without a claim.
     """
 
     holders: dict[int, int] = field(default_factory=dict)
     listed: int = 0
+    clean: bool = False
+    stray: tuple[int, int] | None = None
 
     def add(self, code: int) -> None:
         self.holders[code] = self.holders.get(code, 0) + 1
@@ -48,10 +57,14 @@ class Custody:
             else:
                 claims.add(owner)
 
-    def hand_out(self, slot: int, taker: int) -> bool:
-        """``taker`` gets the slot from the free list; whether the list held it."""
+    def hand_out(self, slot: int, taker: int, ended: Container[int] = ()) -> bool:
+        """``taker`` gets the slot from the free list; whether the list held it.
+
+        Requests that ``ended`` do not use the slot any more, whatever they still hold.
+        """
         claims = self._claims[slot]
         listed = claims.listed > 0
+        claims.clean = listed and all(code in ended for code in claims.holders)
         claims.listed -= listed
         claims.add(taker)
         return listed
@@ -60,7 +73,39 @@ class Custody:
         """``giver`` frees the slot; whether it held it."""
         claims = self._claims[slot]
         claims.listed += 1
-        return claims.drop(giver)
+        held = claims.drop(giver)
+        claims.clean = claims.clean and held
+        return held
+
+    def hand_on(self, slot: int, giver: int) -> None:
+        """``giver`` gives the slot to who has it already: it does not hold it any more."""
+        self._claims[slot].drop(giver)
+
+    def over(self, slot: int, ended: Container[int]) -> bool:
+        """Whether the slot is back, and what the broken rule did to it has come to its end.
+
+        Nobody that runs holds it, and the free list holds it once. A slot that was listed twice
+        is done with once it went out to one holder and came back from it.
+        """
+        claims = self._claims[slot]
+        if claims.listed < 1 or any(code not in ended for code in claims.holders):
+            return False
+        return claims.listed == 1 or claims.clean
+
+    def forget(self, slot: int) -> None:
+        """What comes is a tenancy that owes the broken rule nothing."""
+        del self._claims[slot]
+
+    def strayed(self, slot: int, event: int, writer: int) -> None:
+        """``writer`` wrote the slot, which is not its own."""
+        claims = self._claims.get(slot)
+        if claims is not None and writer not in claims.holders:
+            claims.stray = (event, writer)
+
+    def is_stray(self, slot: int, event: int, writer: int) -> bool:
+        """Whether that write was by somebody without a claim."""
+        claims = self._claims.get(slot)
+        return claims is not None and claims.stray == (event, writer)
 
     def hand_over(self, slot: int, giver: int, taker: int) -> bool:
         """``giver`` makes ``taker`` the owner; whether it held the slot."""
@@ -74,9 +119,16 @@ class Custody:
         claims = self._claims.get(slot)
         return claims is not None and code in claims.holders
 
-    def contested(self, slot: int, by: int) -> bool:
-        """Whether anybody has a claim on the slot besides one of ``by``."""
+    def contested(
+        self, slot: int, by: int, ended: Container[int] = (), reader: int | None = None
+    ) -> bool:
+        """Whether anybody has a claim on the slot besides one of ``by``.
+
+        Claims of requests that ``ended`` do not count, but for those of ``reader`` and ``by``.
+        """
         claims = self._claims.get(slot)
         if claims is None:
             return False
-        return sum(claims.holders.values()) > (by in claims.holders)
+        asked = (by, reader)
+        live = sum(n for code, n in claims.holders.items() if code in asked or code not in ended)
+        return live > (by in claims.holders)

@@ -96,7 +96,7 @@ class OwnershipRules:
         for slot in self._watched(unique, broken):
             # Where it was freed twice, that free is the cause: the free list held it twice.
             times = int((slots == slot).sum())
-            listed = [self.custody.hand_out(slot, code) for _ in range(times)]
+            listed = [self.custody.hand_out(slot, code, self.ended) for _ in range(times)]
             if slot in broken and not all(listed):
                 self._mark_bad(slot, what.DOUBLE_ALLOC, event)
         self.last_alloc[code] = event
@@ -168,6 +168,9 @@ class OwnershipRules:
         for slot in self._watched(slots[right & ~np.isin(slots, again)]):
             # Where another owns it and this is right, it is done for the owner.
             self.custody.give_back(slot, int(state.owner[slot]) or code)
+            if self.custody.over(slot, self.ended):
+                self.custody.forget(slot)
+                state.bad_event[slot], state.bad_what[slot] = NEVER, 0
 
     def own(self, giver: str, owner: str, slots: Ints, event: int, *, visible: bool) -> None:
         state, code, taker = self.state, self.names.code(giver), self.names.code(owner)
@@ -183,6 +186,9 @@ class OwnershipRules:
             self._report(name, slots[mask], code, event, None)
         for slot in self._watched(slots[~free & ~foreign & ~theirs]):
             self.custody.hand_over(slot, int(state.owner[slot]) or code, taker)
+        if code != taker:
+            for slot in self._watched(slots[theirs]):
+                self.custody.hand_on(slot, code)
         if visible:
             state.shared[slots] = True
             state.published_event[slots] = event
@@ -273,6 +279,8 @@ class OwnershipRules:
             for writer in np.unique(writers[bad]).tolist():
                 mine = slots[bad & (writers == writer)]
                 self._report(what.WRITE_BY_NON_OWNER, mine, writer, event, step)
+                for slot in mine[state.bad_event[mine] != NEVER].tolist():
+                    self.custody.strayed(slot, event, writer)
         return bad
 
     def leaks(self, ended: dict[int, int]) -> None:

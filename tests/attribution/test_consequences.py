@@ -209,12 +209,13 @@ def test_claims_match_a_plain_count(sequence: list[tuple[str, str]]) -> None:
     """Roots against a model that counts who holds the slot and how often it is listed."""
     rules, one = OwnershipRules(4, Names()), np.array([2], dtype=np.int64)
     rules.alloc("A", one, 0)
-    held, listed, owner, root = ["A"], 0, "A", None
+    held, listed, owner, root, clean = ["A"], 0, "A", None, False
     for event, (kind, who) in enumerate(sequence, 1):
         right = listed > 0 if kind == "alloc" else who in held
         broken = owner != "" if kind == "alloc" else owner != who
         if kind == "alloc":
             rules.alloc(who, one, event)
+            clean = listed > 0 and not held
             listed -= listed > 0
             held.append(who)
             owner = who
@@ -232,6 +233,10 @@ def test_claims_match_a_plain_count(sequence: list[tuple[str, str]]) -> None:
             held.remove(who)
         if broken and not right:
             root = event
+        clean = clean and (right or kind != "free")
+        if kind == "free" and not broken and not held and (listed == 1 or clean):
+            # Back where it came from: the next fault is another one.
+            root, listed = None, 1
         now = int(rules.state.bad_event[2])
         assert (now if root is not None else None) == root
 

@@ -10,6 +10,7 @@ from kvcanary_cli.attribution.ledger import (
     BY_FORWARD,
     BY_VERIFY,
     NEVER,
+    TREE,
 )
 from kvcanary_cli.attribution.ownership import BAD_WHATS
 from kvcanary_cli.attribution.result import PROBABLE, PUBLISH_OF_FREE, Culprit, RuledOut
@@ -44,8 +45,11 @@ class OwnershipFacts(Facts):
             return None
         code = int(damage.writes.req[slot])
         taken_by = int(state.owner[slot]) if wrote < bad else code
-        if not state.custody.contested(slot, taken_by):
+        if not state.custody.contested(slot, taken_by, self.context.ended, damage.victim):
             # Only the writer has a claim: whatever the slot went through before, this is not it.
+            return None
+        if state.custody.is_stray(slot, damage.writer_event(), code) or not self._has_part(damage):
+            # Whoever neither was given the slot nor shares it acts on its own account.
             return None
         if code == damage.victim and wrote >= bad and damage.stored_position == damage.position:
             # The reader's own content, where it belongs: nobody else wrote it.
@@ -76,6 +80,25 @@ class OwnershipFacts(Facts):
             ],
         )
 
+    def _has_part(self, damage: Damage) -> bool:
+        """Whether the reader is one of those that the broken rule left with the slot.
+
+        It holds it, or its row named the slot before the rule broke and it did not give it back
+        by itself since, or it was served from somebody's who holds it.
+        """
+        state, reader, slot = self.state, damage.victim, damage.slot
+        if state.custody.holds(slot, reader):
+            return True
+        bad, freed = int(state.bad_event[slot]), int(state.free_event[slot])
+        gave = freed > bad and int(state.free_by[slot]) == reader
+        if NEVER != self.held_since(damage) < bad and not gave:
+            return True
+        writer = int(damage.writes.req[slot])
+        if int(state.owner[slot]) == TREE and int(state.last_owner[slot]) == writer:
+            # The cache has it from its writer: whoever is served from there reads what belongs.
+            return False
+        return bool(state.shared[slot]) or self.context.matched(reader, slot) is not None
+
     def _late_write(self, damage: Damage) -> Cause | None:
         writes, slot, state = damage.writes, damage.slot, self.state
         by_forward = writes.kind[slot] in (BY_FORWARD, BY_VERIFY)
@@ -85,6 +108,8 @@ class OwnershipFacts(Facts):
         launched = self.context.launches.get((writer, int(writes.step[slot])), NEVER)
         freed = int(state.free_event[slot])
         freed_by_writer = freed != NEVER and int(state.free_by[slot]) == writer and freed < wrote
+        # Who freed what it never had gave nothing back.
+        freed_by_writer &= freed != int(state.bad_event[slot])
         known = launched != NEVER and launched < freed
         # Whoever goes on after its slots were taken away may do so for the cause that took them.
         taken = not freed_by_writer and NEVER != freed < wrote
@@ -120,6 +145,9 @@ class OwnershipFacts(Facts):
         freed = int(state.free_event[slot])
         via = copy.via if copy is not None and copy.via else "copy"
         inside = copy is not None and copy.begun_event != NEVER and copy.begun_event < freed
+        if not inside and freed == int(state.bad_event[slot]):
+            # A free that broke a rule before the copy began is another fault.
+            freed = NEVER
         details: dict[str, int | str] = {}
         if copy is not None and copy.transfer is not None:
             details["transfer"] = copy.transfer
