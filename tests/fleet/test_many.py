@@ -7,7 +7,10 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -261,3 +264,29 @@ def _runs(pid: int) -> bool:
     except OSError:
         return False
     return state not in "ZX"
+
+
+#: A command line that takes a named pipe for a file.
+COMMAND = """
+import sys
+from kvcanary_cli.cli.main import main
+from kvcanary_cli.fleet import inputs
+if __name__ == "__main__":
+    inputs.refuse_pipes = lambda inputs: None
+    sys.exit(main(["replay", "--backend", "reference", "-j", "2", *sys.argv[1:]]))
+"""
+
+
+def test_workers_end_when_their_parent_is_killed(held: Held, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(COMMAND)
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(held.path), str(held.path)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+    )
+    worker = held.holder()
+    parent.kill()
+    parent.wait()
+    while _runs(worker):
+        time.sleep(0.05)
