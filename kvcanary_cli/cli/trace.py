@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvcanary_cli.cli.output import Output
 from kvcanary_cli.cli.trace_cut import CUT_EPILOG, cut
 from kvcanary_cli.errors import KvCanaryError, NothingCheckedError
+
+if TYPE_CHECKING:
+    from kvcanary_cli.trace.info import TraceInfo
 
 trace_app = typer.Typer(
     no_args_is_help=True,
@@ -60,7 +63,8 @@ def info(
     from kvcanary_cli.trace.reader import open_trace
 
     out = Output()
-    results, failures = [], []
+    results: list[TraceInfo] = []
+    failures: list[KvCanaryError] = []
     inputs = expand([trace])
     for one in inputs:
         try:
