@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from kvcanary_cli.attribution.ranks import diverging_pairs
+from kvcanary_cli.attribution.rank_compare import diverging_pairs
 from kvcanary_cli.attribution.runs import Candidate, find_runs
 from kvcanary_cli.replay.result import Verdict
 
@@ -78,7 +78,11 @@ class Report:
         pairs = []
         for run in runs.runs:
             for (a, b), finding in diverging_pairs([traces[k].rank for k in run]):
+                finding.rank = finding.cause_rank
+                if finding.rank is None:
+                    finding.rank = traces[run[b]].rank.number
                 pairs.append(((run[a], run[b]), finding))
+        traces = _seeing_ranks(traces, runs.runs)
         report = cls(
             traces=tuple(traces),
             divergences=tuple(finding for _pair, finding in pairs),
@@ -116,6 +120,26 @@ class Report:
         if verdicts == {Verdict.CLEAN} and not self.failed:
             return Verdict.CLEAN
         return Verdict.NOT_CHECKED
+
+
+def _seeing_ranks(
+    traces: Sequence[Diagnosis], runs: Sequence[tuple[int, ...]]
+) -> Sequence[Diagnosis]:
+    """The same; those that were compared with others of their run are not blind to that."""
+    compared = {k for run in runs for k in run if _has_peer(traces, run, k)}
+    return [_seeing(d) if k in compared else d for k, d in enumerate(traces)]
+
+
+def _has_peer(traces: Sequence[Diagnosis], run: tuple[int, ...], k: int) -> bool:
+    """Whether another trace of the run must agree with the k-th: replicas need not."""
+    return any(other != k and traces[other].rank.dp == traces[k].rank.dp for other in run)
+
+
+def _seeing(diagnosis: Diagnosis) -> Diagnosis:
+    coverage = diagnosis.replay.coverage
+    blind = tuple(name for name in coverage.blind_to if name != "rank_divergence")
+    replay = replace(diagnosis.replay, coverage=replace(coverage, blind_to=blind))
+    return replace(diagnosis, replay=replay)
 
 
 def _unclear(group: Sequence[Candidate]) -> str:

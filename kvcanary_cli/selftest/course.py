@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from kvcanary_cli.attribution.classes import class_pages
-from kvcanary_cli.attribution.ranks import compare_ranks
+from kvcanary_cli.attribution.rank_compare import compare_ranks
 from kvcanary_cli.backends import get_backend
 from kvcanary_cli.inject.kinds import KINDS
 from kvcanary_cli.inject.trial import Trial

@@ -1,0 +1,278 @@
+"""Ranks that must agree: two ranks' records aligned on step and request.
+
+Compared are, in this order of a step: which requests ran, the lengths of their prefixes and of what
+they wrote, the tokens that were fed, and what their prefix matches hit. Tokens count only where the
+two traces hash them alike, and hits only while the two ranks' allocators went in step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvcanary_cli.attribution.classes import remedy
+from kvcanary_cli.attribution.result import PROBABLE, Culprit, Finding, RuledOut
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Sequence
+
+    from kvcanary_cli.attribution.ranks import RankRecord
+
+    Rows = np.ndarray[tuple[int, int], np.dtype[np.int64]]
+
+_STEP, _REQ, _PREFIX, _EXTEND, _EVENT, _TOKENS = range(6)
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """Where two ranks part first.
+
+    Attributes:
+        step: The step.
+        req: Digest of the request.
+        subtype: Of ``rank_divergence``.
+        until_a, until_b: Events before which the cause lies, in each rank.
+        told: What differs, one sentence.
+    """
+
+    step: int
+    req: int
+    subtype: str
+    until_a: int
+    until_b: int
+    told: str
+
+
+def compare_ranks(records: Sequence[RankRecord]) -> list[Finding]:
+    """Findings of ``rank_divergence``: the first one of each pair of ranks that differs."""
+    return [finding for _pair, finding in diverging_pairs(records)]
+
+
+def diverging_pairs(records: Sequence[RankRecord]) -> list[tuple[tuple[int, int], Finding]]:
+    """The same, each with the two numbers of ``records`` that differ."""
+    found: list[tuple[tuple[int, int], Finding]] = []
+    by_dp: dict[int, list[int]] = {}
+    for k, record in enumerate(records):
+        by_dp.setdefault(record.dp, []).append(k)
+    for first, *others in by_dp.values():
+        for other in others:
+            finding = _compare(records[first], records[other])
+            if finding is not None:
+                found.append(((first, other), finding))
+    return found
+
+
+def _compare(a: RankRecord, b: RankRecord) -> Finding | None:
+    rows_a, rows_b = _last_of_each(a), _last_of_each(b)
+    differences = [
+        _requests(a, b, rows_a, rows_b),
+        _rows(a, b, rows_a, rows_b),
+        _hits(a, b, rows_a, rows_b),
+    ]
+    first = min((d for d in differences if d is not None), key=lambda d: d.step, default=None)
+    return None if first is None else _divergence(a, b, first)
+
+
+def _table(flat: array[int], width: int) -> Rows:
+    return np.array(flat, dtype=np.int64).reshape(-1, width)
+
+
+def _last_of_each(record: RankRecord) -> Rows:
+    """The rows in order of step and request; of several for one request, the last."""
+    rows = _table(record.rows, 6)
+    rows = rows[np.lexsort((rows[:, _REQ], rows[:, _STEP]))]
+    last = np.ones(len(rows), dtype=np.bool_)
+    last[:-1] = (rows[1:, :2] != rows[:-1, :2]).any(axis=1)
+    return rows[last]
+
+
+def _keys(rows: Rows) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+    pair = np.dtype([("step", np.int64), ("request", np.int64)])
+    return np.ascontiguousarray(rows[:, :2]).view(pair).reshape(-1)
+
+
+def _requests(a: RankRecord, b: RankRecord, rows_a: Rows, rows_b: Rows) -> _Difference | None:
+    """The first step of both in which one rank ran a request that the other did not.
+
+    The first and last step of a record may be a part only, and a gap hides rows.
+    """
+    if a.lost or b.lost or not len(rows_a) or not len(rows_b):
+        return None
+    begin = max(int(rows_a[0, _STEP]), int(rows_b[0, _STEP]))
+    end = min(int(rows_a[-1, _STEP]), int(rows_b[-1, _STEP]))
+    starts_alike = rows_a[0, _STEP] == rows_b[0, _STEP]
+    ends_alike = rows_a[-1, _STEP] == rows_b[-1, _STEP]
+
+    def both(rows: Rows) -> Rows:
+        low = rows[:, _STEP] >= begin if starts_alike else rows[:, _STEP] > begin
+        high = rows[:, _STEP] <= end if ends_alike else rows[:, _STEP] < end
+        kept: Rows = rows[low & high]
+        return kept
+
+    mine, theirs = both(rows_a), both(rows_b)
+    steps = np.intersect1d(mine[:, _STEP], theirs[:, _STEP])
+    mine, theirs = (rows[np.isin(rows[:, _STEP], steps)] for rows in (mine, theirs))
+    keys_a, keys_b = _keys(mine), _keys(theirs)
+    lone = [
+        (int(row[_STEP]), int(row[_REQ]), record, other)
+        for record, other, rows, keys, against in (
+            (a, b, mine, keys_a, keys_b),
+            (b, a, theirs, keys_b, keys_a),
+        )
+        for row in rows[~np.isin(keys, against)][:1]
+    ]
+    if not lone:
+        return None
+    step, req, record, other = min(lone, key=lambda each: each[0])
+    return _Difference(
+        step,
+        req,
+        "request_set",
+        _event_of_step(rows_a, step),
+        _event_of_step(rows_b, step),
+        f"step {step}: request {record.names[req]} ran on rank {record.number} and not on rank "
+        f"{other.number}",
+    )
+
+
+def _event_of_step(rows: Rows, step: int) -> int:
+    return int(rows[rows[:, _STEP] == step][0, _EVENT])
+
+
+def _rows(a: RankRecord, b: RankRecord, rows_a: Rows, rows_b: Rows) -> _Difference | None:
+    """The first row of both whose lengths or tokens differ."""
+    _common, at_a, at_b = np.intersect1d(
+        _keys(rows_a), _keys(rows_b), assume_unique=True, return_indices=True
+    )
+    rows_a, rows_b = rows_a[at_a], rows_b[at_b]
+    lengths = (rows_a[:, _PREFIX:_EVENT] != rows_b[:, _PREFIX:_EVENT]).any(axis=1)
+    tokens = rows_a[:, _TOKENS] != rows_b[:, _TOKENS]
+    fed = rows_a[:, _EXTEND] > 0
+    # Salted with keys of their own, two traces have no token in common.
+    if not (fed & ~lengths & ~tokens).any() and not (a.raw_tokens and b.raw_tokens):
+        tokens[:] = False
+    differ = np.flatnonzero(lengths | tokens)
+    if not len(differ):
+        return None
+    at = int(differ[0])
+    of_a, of_b = rows_a[at].tolist(), rows_b[at].tolist()
+    step, req = of_a[:2]
+    if lengths[at]:
+        subtype = "prefix_len" if of_a[_PREFIX] != of_b[_PREFIX] else "extend_len"
+        told = (
+            f"step {step}, request {a.names[req]}: prefix {of_a[_PREFIX]} and extend "
+            f"{of_a[_EXTEND]} on rank {a.number}, prefix {of_b[_PREFIX]} and extend "
+            f"{of_b[_EXTEND]} on rank {b.number}"
+        )
+    else:
+        subtype = "fed_tokens"
+        told = (
+            f"step {step}, request {a.names[req]}: the {of_a[_EXTEND]} tokens fed behind position "
+            f"{of_a[_PREFIX]} are others on rank {b.number} than on rank {a.number}"
+        )
+    return _Difference(step, req, subtype, of_a[_EVENT], of_b[_EVENT], told)
+
+
+def _hits(a: RankRecord, b: RankRecord, rows_a: Rows, rows_b: Rows) -> _Difference | None:
+    """The first match of a request that hit something else on the other rank.
+
+    Slots say what was hit only while both ranks handed out the same ones: the match must be where
+    their streams of events part.
+    """
+    if a.lost or b.lost:
+        return None
+    stream_a, stream_b = _table(a.stream, 3), _table(b.stream, 3)
+    count = min(len(stream_a), len(stream_b))
+    parted = np.flatnonzero(stream_a[:count, 0] != stream_b[:count, 0])
+    if not len(parted):
+        return None
+    event_a, event_b = int(stream_a[parted[0], 2]), int(stream_b[parted[0], 2])
+    match_a = _table(a.matches, 4)
+    match_b = _table(b.matches, 4)
+    mine, theirs = match_a[match_a[:, 3] == event_a], match_b[match_b[:, 3] == event_b]
+    if not len(mine) or not len(theirs) or mine[0, 0] != theirs[0, 0]:
+        return None
+    req = int(mine[0, 0])
+    behind = rows_a[(rows_a[:, _REQ] == req) & (rows_a[:, _EVENT] > event_a)]
+    if not len(behind):
+        return None
+    hits = f"{int(mine[0, 1])} positions on rank {a.number}, {int(theirs[0, 1])} on rank {b.number}"
+    if mine[0, 1] == theirs[0, 1]:
+        hits = f"{int(mine[0, 1])} positions on both ranks, of different entries"
+    return _Difference(
+        int(behind[:, _STEP].min()),
+        req,
+        "matched_entry",
+        event_a + 1,
+        event_b + 1,
+        f"the match of request {a.names[req]} hit {hits}",
+    )
+
+
+def _divergence(a: RankRecord, b: RankRecord, first: _Difference) -> Finding:
+    req = a.names.get(first.req) or b.names[first.req]
+    cause = _first_difference(a, b, first.until_a, first.until_b)
+    rank, event, told = cause if cause is not None else (None, None, None)
+    evidence = [first.told]
+    if told is not None:
+        evidence.append(told)
+    lost = a.lost or b.lost
+    if lost:
+        evidence.append("events were lost in recording: the difference may lie in a gap")
+    details: dict[str, int | str] = {} if rank is None else {"rank": rank}
+    return Finding(
+        id="F1",
+        cls="rank_divergence",
+        subtype=first.subtype,
+        first_bad_step=first.step,
+        cause_event=event,
+        corrupting_event=None,
+        victim=req,
+        positions=None,
+        culprit=Culprit(req=None, step=None, event=event, details=details),
+        ruled_out=[RuledOut("stale_mapping", "each rank is consistent in itself")],
+        confidence=PROBABLE if lost or event is None else "certain",
+        evidence=evidence,
+        remedy=remedy("rank_divergence", first.subtype),
+        blast_radius={req: None},
+        cause_rank=rank,
+    )
+
+
+def _first_difference(
+    a: RankRecord, b: RankRecord, until_a: int, until_b: int
+) -> tuple[int, int, str] | None:
+    """The first event that the two ranks did not see alike: (rank, event, what)."""
+    stream_a = [row for row in _table(a.stream, 3).tolist() if row[2] < until_a]
+    stream_b = [row for row in _table(b.stream, 3).tolist() if row[2] < until_b]
+    at = next(
+        (k for k, (x, y) in enumerate(zip(stream_a, stream_b, strict=False)) if x[0] != y[0]),
+        min(len(stream_a), len(stream_b)),
+    )
+    rest_a, rest_b = stream_a[at:], stream_b[at:]
+    if not rest_a and not rest_b:
+        return None
+    if rest_a and rest_b and rest_a[0][1] == rest_b[0][1]:
+        # Both did it, each with slots of its own; the later number is the one that is looked at.
+        mine, theirs = rest_a[0], rest_b[0]
+        what = b.kinds[theirs[1]]
+        told = (
+            f"before that, {what} named other slots on rank {b.number} (event {theirs[2]}) than "
+            f"on rank {a.number} (event {mine[2]})"
+        )
+        return b.number, theirs[2], told
+    # The rank whose event has no counterpart of its kind and name is the odd one.
+    b_lacks = bool(rest_a) and rest_a[0][1] not in {row[1] for row in rest_b}
+    a_lacks = bool(rest_b) and rest_b[0][1] not in {row[1] for row in rest_a}
+    of_a = bool(rest_a) and (not rest_b or (b_lacks and not a_lacks))
+    record, row = (a, rest_a[0]) if of_a else (b, rest_b[0])
+    alone = b_lacks if of_a else a_lacks
+    saw = "only rank {} saw {}" if alone else "rank {} alone saw {} at that point"
+    return (
+        record.number,
+        row[2],
+        f"before that, {saw.format(record.number, record.kinds[row[1]])} (event {row[2]})",
+    )
