@@ -44,12 +44,14 @@ class Root:
         slots: Those slots of the finding that it holds for.
         follows: ``i`` of a free by the owner that the rule follows if somebody is found to have
             suffered from that one; None if there is none.
+        by: Whose the free was that ``event`` or ``follows`` names; None if neither names one.
     """
 
     what: str
     event: int
     slots: tuple[int, ...]
     follows: int | None = None
+    by: str | None = None
 
 
 class OwnershipRules:
@@ -357,10 +359,13 @@ class OwnershipRules:
                 self.roots.append(self._roots(name, new, actor, event))
 
     def _roots(self, name: str, slots: list[int], actor: int, event: int) -> tuple[Root, ...]:
-        groups: dict[tuple[str, int, int | None], list[int]] = {}
+        groups: dict[tuple[str, int, int | None, str | None], list[int]] = {}
         for slot in slots:
-            groups.setdefault(self._root(name, slot, actor, event), []).append(slot)
-        return tuple(Root(*key[:2], tuple(mine), key[2]) for key, mine in groups.items())
+            root = self._root(name, slot, actor, event)
+            freed = int(self.state.free_event[slot])
+            by = self.names.name(int(self.state.free_by[slot])) if freed in root[1:] else None
+            groups.setdefault((*root, by), []).append(slot)
+        return tuple(Root(*key[:2], tuple(mine), *key[2:]) for key, mine in groups.items())
 
     def _root(self, name: str, slot: int, actor: int, event: int) -> tuple[str, int, int | None]:
         """What an earlier event broke already: see ``Root``.

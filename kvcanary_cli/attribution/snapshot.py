@@ -228,9 +228,10 @@ class Snapshots:
         """The scene of the broken rule that a finding without violations stands for."""
         if finding.violations or finding.cause_event is None:
             return None
-        for slots, facts in self._broken.get(finding.cause_event, ()):
-            if slots & finding.slots:
-                return facts
+        for event in (finding.corrupting_event, finding.cause_event):
+            for slots, facts in self._broken.get(NEVER if event is None else event, ()):
+                if slots & finding.slots:
+                    return facts
         return None
 
     def _life(

@@ -8,10 +8,10 @@ import numpy as np
 
 from kvcanary_cli.attribution import result as what
 from kvcanary_cli.attribution.damage import Cause
-from kvcanary_cli.attribution.result import Culprit, RuledOut
+from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, Culprit, RuledOut
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -50,6 +50,7 @@ _CAUSES: dict[str, tuple[str, str | None]] = {
     what.MATCH_OF_FOREIGN: ("prefix_index", "phantom_hit"),
 }
 _READS = frozenset({what.READ_OF_FOREIGN, what.READ_OF_FREE})
+_FREES = frozenset({what.FREE_BY_NON_OWNER, what.DOUBLE_FREE})
 _MET_BY_READING = _READS | {what.READ_BEFORE_WRITE}
 # Findings of these classes say that somebody's idea of its slots is wrong: what it does to those
 # slots by that idea follows from them. A fault of content or input misleads nobody.
@@ -68,36 +69,87 @@ _MISLEADING = frozenset(
 )
 
 
-def explain_unread(rules: OwnershipRules, findings: Sequence[Finding], add: Add) -> None:
+def explain_unread(
+    rules: OwnershipRules,
+    findings: Sequence[Finding],
+    add: Add,
+    launches: Mapping[tuple[int, int], int],
+) -> None:
     """Report the broken rules that no finding covers yet.
 
     Args:
         rules: Holds the broken rules and what each goes back to.
         findings: Those made so far; what ``add`` takes appears there.
         add: Takes cause, victim, step, slots and positions, and whether the victim read.
+        launches: Name code and step of a forward to the event that queued it.
     """
     shown = list(findings)
-    for found, roots in zip(rules.findings, rules.roots, strict=True):
-        if found.what not in _CAUSES:
+    broken = [
+        (found, root, _late(found, root, rules, launches))
+        for found, roots in zip(rules.findings, rules.roots, strict=True)
+        for root in roots
+        if found.what in _CAUSES
+    ]
+    # What a late forward reads on its way belongs to what it writes.
+    for found, root, late in sorted(broken, key=lambda one: one[2] is None):
+        slots = [s for s in root.slots if not any(_covers(f, found, root, s) for f in shown)]
+        if not slots:
             continue
-        for root in roots:
-            slots = [s for s in root.slots if not any(_covers(f, found, root, s) for f in shown)]
-            if not slots:
-                continue
-            unread = findings[len(shown) :]
-            first = next((f for f in unread if _same_root(f, found, root)), None)
-            if first is not None:
-                _follow(first, found, slots, rules)
-                continue
-            reads = found.what in _MET_BY_READING and _runs(found.actor, found, rules)
-            add(
-                _cause(found, root),
-                _victim(found, rules),
-                found.step,
-                np.array(slots, dtype=np.int64),
-                np.empty(0, dtype=np.int64),
-                read=reads,
+        unread = findings[len(shown) :]
+        first = next((f for f in unread if _same_root(f, found, root)), None)
+        if first is not None:
+            _follow(first, found, slots, rules)
+            continue
+        reads = found.what in _MET_BY_READING and _runs(found.actor, found, rules)
+        add(
+            _cause(found, root) if late is None else late,
+            _victim(found, rules),
+            found.step,
+            np.array(slots, dtype=np.int64),
+            np.empty(0, dtype=np.int64),
+            read=reads,
+        )
+
+
+def _late(
+    found: OwnershipFinding,
+    root: Root,
+    rules: OwnershipRules,
+    launches: Mapping[tuple[int, int], int],
+) -> Cause | None:
+    """The write of a forward that was on its way when its request gave the slots back, or None."""
+    freed, step = root.follows, found.step
+    if found.what != what.WRITE_BY_NON_OWNER or root.event != found.event or step is None:
+        return None
+    if freed is None or found.actor is None or root.by != found.actor:
+        return None
+    if any(f.event == freed and f.what in _FREES for f in rules.findings):
+        # Who freed what it never had gave nothing back.
+        return None
+    launched = launches.get((rules.names.code(found.actor), step))
+    known = launched is not None and launched < freed
+    if not known and (launched is not None or _runs(found.actor, found, rules)):
+        return None
+    return Cause(
+        cls="late_write",
+        subtype="overlap_forward_after_free",
+        cause_event=freed,
+        corrupting_event=found.event,
+        culprit=Culprit(req=found.actor, step=step, event=found.event),
+        ruled_out=[
+            RuledOut(
+                "use_after_free",
+                f"{found.owner or 'nobody'} reads no slot of another: the write came too late",
             )
+        ],
+        confidence=CERTAIN if known else PROBABLE,
+        evidence=[
+            f"launched at event {launched}" if known else "the launch was not recorded",
+            f"freed by {found.actor} at event {freed}",
+            f"written by it at event {found.event}, owner {found.owner or 'the free list'}",
+            "no damaged content was read in this trace",
+        ],
+    )
 
 
 def _same_root(finding: Finding, found: OwnershipFinding, root: Root) -> bool:
@@ -115,6 +167,12 @@ def _follow(
     finding: Finding, found: OwnershipFinding, slots: list[int], rules: OwnershipRules
 ) -> None:
     """Add what a later broken rule tells of the same cause."""
+    on_its_way = found.what in _READS and found.event == finding.corrupting_event
+    if finding.cls == "late_write" and on_its_way and found.actor == finding.culprit.req:
+        finding.evidence.append(
+            f"the same forward of {found.actor} read {len(slots)} slots that it had no longer"
+        )
+        return
     finding.slots.update(slots)
     finding.last_event = found.event
     if finding.first_bad_step is None:
@@ -168,9 +226,10 @@ def _cause(found: OwnershipFinding, root: Root) -> Cause:
     if root.what in _CAUSES and root.event != found.event:
         cls, subtype = _CAUSES[root.what][0], root.what
     elif not root.what and found.what in _READS:
-        subtype = "freed_while_mapped"
+        shared = found.owner is None and root.by not in (None, found.actor)
+        subtype = "shared_slot_refcount" if shared else "freed_while_mapped"
     nobody = "a copy" if found.step is None else "a padding row"
-    by = found.owner if found.what in _READS else found.actor
+    by = (found.owner or root.by) if found.what in _READS else found.actor
     evidence = [
         f"{found.what}: {found.actor or nobody} at event {found.event}, "
         f"owner {found.owner or 'the free list'}"

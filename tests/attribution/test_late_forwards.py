@@ -1,0 +1,53 @@
+"""A forward that was on its way when its request gave its slots back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.attribution.helpers import diagnose
+from tests.attribution.test_gaps_and_lives import HEAD, _decode, _life, _numbered
+
+Event = dict[str, Any]
+HEAD_L = HEAD | {"records": [*HEAD["records"], "launch"]}
+
+
+def _overrun(taken: list[int], *, before: bool, launched: bool) -> list[Event]:
+    """A's last decode lands behind its free, before or after C's first write of what it got."""
+    grown = _decode("A", 14, 5, row=1, position=4, step=9)
+    decode, first = grown[-1], [1, 2, 3, 4, 5]
+    start = _life("A", [11, 12, 13, 15], first[:4], row=1, step=1)
+    tenant = _life("C", [31, 32, 33][: len(taken)], taken, row=3, step=9)
+    events = [*start, *grown[:-1]]
+    if launched:
+        events.append({"kind": "launch", "req": "A", "step": 2 if before else 3, "slots": [5]})
+    events += [{"kind": "finish", "req": "A"}, {"kind": "free", "owner": "A", "slots": first}]
+    events += tenant[:-1]
+    events += [decode, tenant[-1]] if before else [tenant[-1], decode]
+    events += _decode("C", 34, 9, row=3, position=len(taken), step=9)
+    step = 0
+    for k, event in enumerate(events):
+        if event["kind"] == "forward":
+            step += 1
+            events[k] = event | {"step": step}
+    return _numbered(events)
+
+
+@pytest.mark.parametrize("launched", [True, False])
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("taken", [[5], [3, 4, 5]])
+def test_it_is_the_late_write_wherever_it_lands(
+    taken: list[int], before: bool, launched: bool
+) -> None:
+    events = _overrun(taken, before=before, launched=launched)
+    (finding,) = diagnose(HEAD_L, events).findings
+    where = {e["kind"]: e["i"] for e in events if e["kind"] in ("launch", "free")}
+    wrote = [e["i"] for e in events if e["kind"] == "forward" and e["reqs"] == ["A"]][-1]
+    assert (finding.cls, finding.subtype) == ("late_write", "overlap_forward_after_free")
+    assert (finding.cause_event, finding.corrupting_event) == (where["free"], wrote)
+    assert (finding.victim, finding.culprit.req, finding.slots) == ("C", "A", {5})
+    said = any(f"launched at event {where.get('launch')}" in text for text in finding.evidence)
+    assert said == launched
+    assert finding.confidence == ("certain" if launched else "probable")
+    assert any("2 slots" in text for text in finding.evidence) == (len(taken) == 3)
