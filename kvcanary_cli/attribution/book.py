@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvcanary_cli.attribution.awaited import tell_awaited
 from kvcanary_cli.attribution.classes import remedy
 from kvcanary_cli.attribution.ledger import NOBODY, TREE
 from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, Finding
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from kvcanary_cli.attribution.context import Window
     from kvcanary_cli.attribution.damage import Cause, Damage
     from kvcanary_cli.attribution.ledger import Names
     from kvcanary_cli.trace.notes import TraceNotes
@@ -39,6 +41,7 @@ class FindingBook:
         by_slot: (lane, slot) to the finding that has it.
         by_cause: ``cause_key`` to the finding.
         in_full: (victim, position, event) to the finding of the full lane, within one forward.
+        awaiting: Findings that a transfer may still explain, the transfer and the slot.
         event: Of the violations that are being explained.
         event_now: ``i`` of the event that is being judged.
     """
@@ -53,6 +56,7 @@ class FindingBook:
         self.by_cause: dict[tuple[object, ...], Finding] = {}
         self.in_full: dict[tuple[int, int, int], Finding] = {}
         self.event = self.event_now = NOBODY
+        self.awaiting: list[tuple[Finding, Window, int]] = []
 
     def of_damage(self, cause: Cause, damage: Damage) -> Finding:
         key = self.cause_key(cause, damage.worker, damage.pool_kind)
@@ -61,6 +65,8 @@ class FindingBook:
             name = self.names.name(damage.victim)
             victim = None if damage.victim == TREE else name
             finding = self.new(cause, damage.worker, damage.pool_kind, victim, damage.step)
+            if cause.awaited is not None:
+                self.awaiting.append((finding, cause.awaited, damage.slot))
         finding.follows.update(cause.follows)
         finding.sources.update(cause.sources)
         return finding
@@ -89,6 +95,10 @@ class FindingBook:
         self.by_cause[self.cause_key(cause, worker, pool_kind)] = finding
         self.findings.append(finding)
         return finding
+
+    def tell_awaited(self) -> None:
+        """Say what became of the transfers that were waited for."""
+        tell_awaited(self.awaiting, lost=bool(self._notes.gaps))
 
     def _weigh_gaps(self, cause: Cause) -> None:
         """Events that were lost before the damage was met may hold another cause."""

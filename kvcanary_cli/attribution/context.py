@@ -104,13 +104,18 @@ class RowFacts:
 
 @dataclass(frozen=True, slots=True)
 class CopyFact:
-    """A copy event."""
+    """A copy event.
+
+    ``canary``: the canary rows travelled; ``via_row``: row that its destination was looked up in.
+    """
 
     event: int
     by: int
     via: str
     transfer: str | None
     begun_event: int
+    canary: bool = True
+    via_row: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +151,7 @@ class Window:
         key: Its id.
         begun, ended, failed: Events, ``NEVER`` = not seen.
         slots: Where its content was to go.
-        copies: Copies that named it.
+        brought: Slots that copies of it wrote, with the event.
     """
 
     key: str
@@ -154,7 +159,7 @@ class Window:
     slots: Ints
     ended: int = NEVER
     failed: int = NEVER
-    copies: int = 0
+    brought: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +185,7 @@ class PutFact:
 class Context:
     """Everything that is not slot by slot.
 
+    ``cow_from`` holds, by a forked slot, the last fork that meant a copy of it and where to;
     ``recycled`` holds rows that were found to be given away in flight, with that release; ``moved``
     slots whose content was damaged before the copy at that event brought it, with the cause.
     """
@@ -188,6 +194,7 @@ class Context:
     rows: dict[int, RowFacts] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
     cow_event: dict[int, int] = field(default_factory=dict)
+    cow_from: dict[int, tuple[int, int]] = field(default_factory=dict)
     recycled: dict[int, int] = field(default_factory=dict)
     launches: dict[tuple[int, int], int] = field(default_factory=dict)
     copies: OrderedDict[int, CopyFact] = field(default_factory=OrderedDict)

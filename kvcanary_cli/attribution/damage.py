@@ -9,6 +9,7 @@ from kvcanary_cli.attribution.ledger import NEVER
 from kvcanary_cli.attribution.result import CERTAIN, Culprit, RuledOut
 
 if TYPE_CHECKING:
+    from kvcanary_cli.attribution.context import Window
     from kvcanary_cli.attribution.ledger import Writes
     from kvcanary_cli.replay.forwards import Forward
 
@@ -72,6 +73,7 @@ class Cause:
     """What a rule concluded; causes of one ``group`` are one finding whatever their events.
 
     ``follows`` are events that, if they turn out to be another finding's cause, are this one's.
+    ``awaited`` is a transfer that had not brought the content yet when it was read.
     ``sources`` are slots that the damage was in before copies moved it to where it was met.
     """
 
@@ -87,6 +89,7 @@ class Cause:
     group: tuple[object, ...] | None = None
     follows: tuple[int, ...] = ()
     sources: tuple[int, ...] = ()
+    awaited: Window | None = None
 
 
 def at_event(event: int) -> str:

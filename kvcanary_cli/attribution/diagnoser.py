@@ -257,6 +257,7 @@ class Diagnoser:
             # What was lost there may have given the slots back.
             self.follower.leaks()
         self._races.explain(self.book)
+        self.book.tell_awaited()
         launches = self.follower.context.launches
         explain_unread(self.follower.rules, self.book.findings, self.book.add, launches)
         self._own_frees.explain(self.book.findings, self.book.add)

@@ -102,10 +102,13 @@ class CopyEvents:
         by = text("by") or from_request
         writer = NOBODY if by is None else self._names.code(by)
         begun = self._context.transfers.get(key, NEVER) if key is not None else NEVER
-        self._context.copy(CopyFact(event, writer, text("via") or "", key, begun))
+        canary = table.get_bool("canary", row) is not False
+        via_row = table.get_int("via_row", row) if "via_row" in table.columns else None
+        via = text("via") or ""
+        self._context.copy(CopyFact(event, writer, via, key, begun, canary, via_row))
         window = None if key is None else self._context.window(key)
         if window is not None:
-            window.copies += 1
+            window.brought.update(dict.fromkeys(dst.tolist(), event))
         foreign: NDArray[np.bool_] | bool = False
         if pool == "full" and by is not None:
             foreign = self._rules.write(dst, np.full(len(dst), writer, dtype=np.int32), event, None)
@@ -115,7 +118,7 @@ class CopyEvents:
             src = np.array(source, dtype=np.int64)
             kept = ~self._overwrites(writes, src, dst, src_pool == pool, event)
             source, dst = src[kept].tolist(), dst[kept]
-        if isinstance(source, list) and table.get_bool("canary", row) is not False and by is None:
+        if isinstance(source, list) and canary and by is None:
             # Content that moved within the pool keeps its writer.
             self._move(writes, np.array(source, dtype=np.int64), dst, src_pool, pool, event)
             return

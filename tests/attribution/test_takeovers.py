@@ -24,7 +24,7 @@ def test_a_copy_over_anothers_content_is_the_cause(by: str | None, via: str) -> 
     cause = events[-1]["i"]
     events = _numbered([*events, *_decode("B", 9, 5, row=2, position=2, step=3)])
     (finding,) = diagnose(HEAD, events).findings
-    assert finding.cls == "transfer_race"
+    assert (finding.cls, finding.subtype) == ("transfer_mismatch", "wrong_pages")
     assert (finding.cause_event, finding.culprit.req, finding.victim) == (cause, "A", "B")
     assert finding.slots == {3, 4}
 

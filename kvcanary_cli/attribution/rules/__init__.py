@@ -55,6 +55,7 @@ class Classifier:
         self._rules: tuple[Callable[[Damage], Cause | None], ...] = (
             index.unmapped_cell,
             self._moved,
+            content.wrong_pages,
             *ownership.rules,
             self.inputs.past_the_end,
             # A table that leads elsewhere excuses the slot that it leads to.

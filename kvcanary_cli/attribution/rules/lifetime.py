@@ -90,13 +90,13 @@ class LifetimeFacts(Facts):
             text = f"{whose} the slot; nobody wrote it since alloc"
             cause.ruled_out.append(RuledOut("use_after_free", text))
         window = self.context.window_onto(slot, allocated)
-        if window is not None and not window.copies:
-            self._unseen_transfer(cause, window)
+        if window is not None:
+            self._unseen_transfer(cause, window, slot)
         return cause
 
     @staticmethod
-    def _unseen_transfer(cause: Cause, window: Window) -> None:
-        """A transfer said that it fills the slot, and no copy is recorded."""
+    def _unseen_transfer(cause: Cause, window: Window, slot: int) -> None:
+        """A transfer said that it fills the slot, and no copy of it had done so."""
         if window.failed != NEVER:
             cause.cls, cause.subtype = "transfer_mismatch", "failed_transfer_served"
             cause.cause_event = cause.corrupting_event = window.failed
@@ -104,16 +104,21 @@ class LifetimeFacts(Facts):
             cause.evidence.append(
                 f"transfer {window.key} was to fill it and failed at event {window.failed}"
             )
-            return
-        cause.confidence = POSSIBLE
-        end = "never ended" if window.ended == NEVER else f"ended at event {window.ended}"
-        cause.evidence.append(
-            f"transfer {window.key} was to fill it (began at event {window.begun}, {end}), but no "
-            "copy of it is recorded: whether it brought the content, the trace does not show"
-        )
-        cause.ruled_out.append(
-            RuledOut("transfer_mismatch", "the trace has no copy whose content could be compared")
-        )
+        elif window.brought and window.ended != NEVER:
+            cause.cls, cause.subtype = "transfer_mismatch", "incomplete_transfer"
+            cause.cause_event = window.ended
+            cause.culprit.details["transfer"] = window.key
+            cause.evidence.append(
+                f"transfer {window.key} began at event {window.begun} for {len(window.slots)} "
+                f"slots and ended at event {window.ended}; its copies brought "
+                f"{len(window.brought)}, slot {slot} is not among them"
+            )
+            cause.ruled_out.append(
+                RuledOut("transfer_race", "the slot did not change hands while the transfer ran")
+            )
+        else:
+            # How it went on is not known yet.
+            cause.confidence, cause.awaited = POSSIBLE, window
 
     def _recycled_row(self, damage: Damage) -> Cause | None:
         """The row was given to another request while the work of the one before still used it."""
