@@ -12,6 +12,7 @@ import numpy as np
 
 from kvcanary_cli.abi.constants import FailReason, PoolKind
 from kvcanary_cli.attribution.book import ONE_STEP, FindingBook
+from kvcanary_cli.attribution.chunk_ends import is_chunk_end
 from kvcanary_cli.attribution.compiled_ledger import CompiledLedger
 from kvcanary_cli.attribution.consequences import fold_consequences
 from kvcanary_cli.attribution.contents import Namespaces, Sidecars
@@ -298,7 +299,7 @@ class Diagnoser:
             self.book.by_slot[(*self._lane(chunk), slot)] = both
             return
         if chunk.check == INPUT_ASSERT:
-            self._wrong_input(chunk, k, victim)
+            self._wrong_input(chunk, k, victim, forward)
             return
         if chunk.check == CHAIN_POSITION and forward is not None:
             known = self._known_before(chunk, k, forward)
@@ -447,10 +448,19 @@ class Diagnoser:
         lut = None if self.replay is None else self.replay.pool.lut
         self.follower.written(forward, self._lanes, self._codes, self._foreign, lut)
 
-    def _wrong_input(self, chunk: ViolationChunk, k: int, victim: int) -> None:
+    def _wrong_input(
+        self, chunk: ViolationChunk, k: int, victim: int, forward: Forward | None
+    ) -> None:
         columns = chunk.columns
         slot, token = int(columns["slot"][k]), int(columns["stored_token"][k])
-        cause = self._classifier.inputs.wrong_token_fed(victim, token, chunk.event, chunk.step)
+        assert self.replay is not None
+        cause = self._classifier.inputs.wrong_token_fed(
+            victim,
+            token,
+            chunk.event,
+            chunk.step,
+            ends_chunk=is_chunk_end(chunk, k, forward, self.replay.pool.histories),
+        )
         name = self.follower.names.name(victim)
         finding = self.book.by_cause.get(self.book.cause_key(cause, chunk.worker, chunk.pool_kind))
         if finding is None:

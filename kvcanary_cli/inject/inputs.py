@@ -77,7 +77,9 @@ def wrong_token(run: CleanRun, rng: random.Random) -> Planted | None:
         edits = Edits(run.events)
         edits.event(at)["input_ids"][k] = token = rng.choice(tokens)
         planted = _planted(run, edits, at, {event["out_cache_loc"][k]}, {row.req})
-        planted.subtypes = {"wrong_input_id"}
+        # The last token of a chunk may lie at a chunk's boundary: both are right then.
+        ends = row.count > 1 and k == row.first + row.count - 1
+        planted.subtypes = {"wrong_input_id", "chunk_boundary"} if ends else {"wrong_input_id"}
         planted.note = f"token {token} is fed to {row.req} in place of {event['input_ids'][k]}"
         return planted
     return None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 
 
-def _head(rank: int, tokens: str = "raw") -> Event:
+def head(rank: int, tokens: str = "raw") -> Event:
     return {
         "kind": "header",
         "format": "kvcanary-trace",
@@ -33,7 +33,7 @@ def _head(rank: int, tokens: str = "raw") -> Event:
     }
 
 
-def _extend(
+def extend(
     step: int, req: str, row: int, prefix: int, tokens: list[int], slots: list[int]
 ) -> Event:
     positions = list(range(prefix, prefix + len(tokens)))
@@ -57,7 +57,7 @@ def _prefill(step: int, req: str, row: int, tokens: list[int], slots: list[int])
         {"kind": "history", "req": req, "start": 0, "ids": tokens},
         {"kind": "alloc", "owner": req, "slots": slots},
         {"kind": "map", "row": row, "start": 0, "slots": slots},
-        _extend(step, req, row, 0, tokens, slots),
+        extend(step, req, row, 0, tokens, slots),
     ]
 
 
@@ -67,7 +67,7 @@ def _hit(step: int, entry: str, cached: list[int]) -> list[Event]:
         {"kind": "match", "req": "D", "entry": entry, "slots": cached},
         {"kind": "alloc", "owner": "D", "slots": [6]},
         {"kind": "map", "row": 3, "start": 0, "slots": [*cached, 6]},
-        _extend(step, "D", 3, 2, [13], [6]),
+        extend(step, "D", 3, 2, [13], [6]),
     ]
 
 
@@ -86,8 +86,8 @@ def _run(entry: str = "P1", cached: tuple[int, int] = (1, 2)) -> list[Event]:
 
 def _report(others: list[Event], tokens: str = "raw") -> Report:
     traces: list[Diagnosis] = [
-        diagnose(_head(0, tokens), _run()),
-        diagnose(_head(1, tokens), others),
+        diagnose(head(0, tokens), _run()),
+        diagnose(head(1, tokens), others),
     ]
     assert not any(trace.findings for trace in traces)
     return Report.of(traces)
@@ -147,7 +147,7 @@ def test_slots_alone_may_differ() -> None:
 
 
 def test_ranks_that_were_compared_are_not_blind_to_differences() -> None:
-    alone = Report.of([diagnose(_head(0), _run())])
+    alone = Report.of([diagnose(head(0), _run())])
     assert "rank_divergence" in alone.traces[0].replay.coverage.blind_to
     for trace in _report(_run()).traces:
         assert "rank_divergence" not in trace.replay.coverage.blind_to

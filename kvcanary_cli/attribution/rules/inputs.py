@@ -82,8 +82,13 @@ class InputFacts(Facts):
             damage.victim, damage.stored_token, damage.writer_event(), int(writes.step[slot])
         )
 
-    def wrong_token_fed(self, req: int, token: int, event: int, step: int) -> Cause:
-        """The forward at ``event`` fed ``token``, which ``req`` never had there."""
+    def wrong_token_fed(
+        self, req: int, token: int, event: int, step: int, *, ends_chunk: bool = False
+    ) -> Cause:
+        """The forward at ``event`` fed ``token``, which ``req`` never had there.
+
+        ``ends_chunk``: it is the only one of its row, and the last of a chunk of the prompt.
+        """
         got = self.context.gets.get(req)
         if got is not None and got[2] == token:
             puts = [p for p in self.context.puts.get(got[1], ()) if p.token == token]
@@ -107,14 +112,19 @@ class InputFacts(Facts):
                         f"token {token} was fed at event {event}",
                     ],
                 )
+        subtype = "chunk_boundary" if ends_chunk else "wrong_input_id"
+        if token < 0:
+            subtype = "placeholder_leak"
         return Cause(
             cls="wrong_token_fed",
-            subtype="placeholder_leak" if token < 0 else "wrong_input_id",
+            subtype=subtype,
             cause_event=event,
             corrupting_event=event,
             culprit=Culprit(req=self.names.name(req), step=step, event=event),
             ruled_out=[
                 RuledOut("use_after_free", "the request itself wrote the slot, at its position")
             ],
-            evidence=[f"token {token} fed at event {event} is not in the request's history"],
+            evidence=[
+                f"token {token} fed at event {event} is not the one that the request has there"
+            ],
         )
