@@ -23,12 +23,14 @@ class _Claims:
         holders: Owner code to how often it was given the slot and has not given it back.
         listed: How often the free list holds it.
         clean: Whether the last taker got it from the free list while nobody else that runs had it.
+        free_then: Whether the slot was free when the rule broke.
         stray: Event and name code of the last write by somebody without a claim.
     """
 
     holders: dict[int, int] = field(default_factory=dict)
     listed: int = 0
     clean: bool = False
+    free_then: bool = False
     stray: tuple[int, int] | None = None
 
     def add(self, code: int) -> None:
@@ -95,6 +97,15 @@ class Custody:
     def forget(self, slot: int) -> None:
         """What comes is a tenancy that owes the broken rule nothing."""
         del self._claims[slot]
+
+    def broke(self, slot: int, *, free: bool) -> None:
+        """A rule broke for the slot, which was ``free`` then."""
+        self._claims[slot].free_then = free
+
+    def free_then(self, slot: int) -> bool:
+        """Whether the slot was free when the last rule broke."""
+        claims = self._claims.get(slot)
+        return claims is not None and claims.free_then
 
     def strayed(self, slot: int, event: int, writer: int) -> None:
         """``writer`` wrote the slot, which is not its own."""

@@ -193,12 +193,13 @@ class Follower:
         table = segment.tables["fork"]
         shared = table.get_ints("shared", row)
         if shared is not None:
-            self.rules.fork(shared)
+            self.rules.fork(shared, segment.text("fork", "child", row), event)
         pairs: list[list[int]] = []
         if "copy_on_write" in table.columns:
             pairs = segment.json("fork", "copy_on_write", row) or []
-        for _src, dst in pairs:
+        for src, dst in pairs:
             self.context.cow_event[int(dst)] = event
+            self.context.cow_from[int(src)] = (event, int(dst))
 
     def _on_map(self, segment: Segment, row: int, event: int) -> None:
         table = segment.tables["map"]

@@ -5,6 +5,7 @@ They need no hash. An owner that the trace has not shown yet gives no finding.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
+
+# Forks that a request is remembered to have come from, newest last.
+_FORKS = 16
 
 BAD_WHATS = (
     "",
@@ -74,6 +78,8 @@ class OwnershipRules:
         self.ended: Mapping[int, int] = {}
         # [slots] shared by a fork: when the owner ends, the others keep them.
         self._forked = np.zeros(num_slots, dtype=np.bool_)
+        # By child: the event of each fork, and what it shared.
+        self._forks: dict[int, deque[tuple[int, Ints]]] = {}
         # [slots] scratch of _all_different.
         self._place: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         # The last alloc of each owner.
@@ -209,10 +215,13 @@ class OwnershipRules:
         """Others may read ``slots``."""
         self.state.shared[slots] = True
 
-    def fork(self, slots: Ints) -> None:
-        """Another request may read ``slots``, and keeps them when their owner ends."""
+    def fork(self, slots: Ints, child: str | None = None, event: int = NEVER) -> None:
+        """``child`` may read ``slots``, holds them beside their owner, and keeps them after it."""
         self.share(slots)
         self._forked[slots] = True
+        if child is not None:
+            forks = self._forks.setdefault(self.names.code(child), deque(maxlen=_FORKS))
+            forks.append((event, slots))
 
     def match(self, req: str, slots: Ints, event: int) -> None:
         state, code = self.state, self.names.code(req)
@@ -309,13 +318,23 @@ class OwnershipRules:
     def _not_of(self, slots: Ints, code: int) -> NDArray[np.bool_]:
         """[n] which ``slots`` are known to be another's than ``code``'s, the free list's included.
 
-        The last holder of a forked slot acts for an owner that ended before.
+        Whoever a fork gave a slot to holds it as well as its owner does: one of them frees it or
+        gives it away, for all of them.
         """
         owners = self.state.owner[slots]
         foreign: NDArray[np.bool_] = (owners != UNKNOWN) & (owners != code)
         if foreign.any():
-            foreign &= ~(self._forked[slots] & np.isin(owners, list(self.ended)))
+            forked = self._forked[slots]
+            if forked.any():
+                foreign &= ~(forked & (np.isin(owners, list(self.ended)) | self._got(slots, code)))
         return foreign
+
+    def _got(self, slots: Ints, code: int) -> NDArray[np.bool_]:
+        """[n] which of ``slots`` a fork gave to ``code`` since their last alloc."""
+        got = np.zeros(len(slots), dtype=np.bool_)
+        for event, shared in self._forks.get(code, ()):
+            got |= np.isin(slots, shared) & (self.state.alloc_event[slots] <= event)
+        return got
 
     def _watched(self, slots: Ints, broken: Ints | None = None) -> list[int]:
         """Those of ``slots`` that broke a rule before, or do so now."""
@@ -333,6 +352,7 @@ class OwnershipRules:
     def _mark_bad(self, slot: int, name: str, event: int) -> None:
         self.state.bad_event[slot] = event
         self.state.bad_what[slot] = BAD_WHATS.index(name)
+        self.custody.broke(slot, free=int(self.state.owner[slot]) == FREE)
 
     def _report(self, name: str, slots: Ints, actor: int, event: int, step: int | None) -> None:
         if not len(slots):

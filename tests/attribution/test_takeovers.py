@@ -69,7 +69,7 @@ def test_a_fork_keeps_what_its_parent_leaves() -> None:
 
 def test_a_stranger_frees_a_forked_slot_while_its_owner_lives() -> None:
     events = [
-        e for e in _fork({"kind": "free", "owner": "B", "slots": [1]}) if e["kind"] != "finish"
+        e for e in _fork({"kind": "free", "owner": "Z", "slots": [1]}) if e["kind"] != "finish"
     ]
     assert [o.what for o in diagnose(HEAD, _numbered(events)).ownership] == ["free_by_non_owner"]
 

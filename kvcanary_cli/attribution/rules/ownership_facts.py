@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+# What the broken rule did to the slot, by whether the slot was free then.
+_DID = {
+    False: "gave the slot a second holder; until then it had one",
+    True: "let the free slot go out twice: nobody was to have it then",
+}
+
+
 class OwnershipFacts(Facts):
     """Double alloc, late write, transfer race, padding write."""
 
@@ -68,8 +75,7 @@ class OwnershipFacts(Facts):
             culprit=culprit,
             ruled_out=[
                 RuledOut(
-                    "use_after_free",
-                    f"event {bad} ({name}) gave the slot a second holder; until then it had one",
+                    "use_after_free", f"event {bad} ({name}) {_DID[state.custody.free_then(slot)]}"
                 )
             ],
             evidence=[
@@ -132,9 +138,23 @@ class OwnershipFacts(Facts):
                 f"launched at event {launched}" if known else "the launch was not recorded",
                 f"slot {slot} freed at event {freed}" if freed_by_writer else "not freed before",
                 f"{name} wrote it at event {wrote} without owning it",
+                *self._copy_skipped(slot, wrote),
             ],
             follows=(freed,) if taken else (),
         )
+
+    def _copy_skipped(self, slot: int, wrote: int) -> list[str]:
+        """What a fork meant to copy before anybody wrote the slot, and nobody did."""
+        fork, dst = self.context.cow_from.get(slot, (NEVER, 0))
+        if fork == NEVER or fork > wrote or fork < int(self.state.alloc_event[slot]):
+            return []
+        copies = self.context.copies
+        if any(c.via == "cow" and fork < c.event < wrote for c in copies.values()):
+            return []
+        return [
+            f"the fork at event {fork} shared slot {slot} and meant a copy to slot {dst} before it "
+            "is written; no such copy is recorded"
+        ]
 
     def _transfer_race(self, damage: Damage) -> Cause | None:
         writes, slot, state = damage.writes, damage.slot, self.state
