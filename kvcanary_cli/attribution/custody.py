@@ -143,3 +143,7 @@ class Custody:
         asked = (by, reader)
         live = sum(n for code, n in claims.holders.items() if code in asked or code not in ended)
         return live > (by in claims.holders)
+
+    def listed_often(self) -> list[int]:
+        """Slots that the free list holds more than once."""
+        return sorted(slot for slot, claims in self._claims.items() if claims.listed > 1)

@@ -78,6 +78,10 @@ class PoolAt(Question):
         self._facts.append(("reserved", sorted(reserved.tolist())))
         for name, code in (("free", FREE), ("not recorded", UNKNOWN), ("prefix cache", TREE)):
             self._facts.append((name, np.flatnonzero(owner == code).tolist()))
+        often = state.custody.listed_often()
+        if often:
+            # A free that broke a rule put them there again.
+            self._facts.append(("free more than once", often))
         held = [code for code in np.unique(owner).tolist() if code > TREE]
         self.left_out = max(0, len(held) - _MAX_OWNERS)
         for code in held[:_MAX_OWNERS]:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvcanary_cli.attribution.context import transfer_key
 from kvcanary_cli.attribution.inspect_question import Answer, Question
+from kvcanary_cli.trace.schema import TREE_OWNER
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,6 +56,8 @@ class RequestLife(Question):
         self._steps: list[int] = []
         self._history = 0
         self._run: dict[str, Any] | None = None
+        # Ids of its transfers under way.
+        self._transfers: set[str] = set()
 
     def event(self, scene: Scene, segment: Segment, k: int, kind: str, row: int) -> None:
         if kind == "history":
@@ -66,6 +70,9 @@ class RequestLife(Question):
                 end = (table.get_int("start", row) or 0) + len(ids)
                 self._history = max(self._history, end)
             return
+        if kind in ("transfer_end", "transfer_fail"):
+            self._transfer_over(segment, k, kind, row)
+            return
         known = _KINDS.get(kind)
         if known is None:
             return
@@ -76,6 +83,9 @@ class RequestLife(Question):
             self._remember(name)
         if self.req not in names:
             return
+        if kind == "transfer_begin":
+            key = transfer_key(segment.json(kind, "id", row))
+            self._transfers |= set() if key is None else {key}
         slots = table.get_ints(listed, row) if listed is not None else None
         notes = []
         for name in _NOTES:
@@ -105,6 +115,20 @@ class RequestLife(Question):
                 "note": ", ".join(notes),
             }
         )
+
+    def _transfer_over(self, segment: Segment, k: int, kind: str, row: int) -> None:
+        """The end of a transfer names its id alone."""
+        key = transfer_key(segment.json(kind, "id", row))
+        if key is None or key not in self._transfers:
+            return
+        self._transfers.discard(key)
+        column, notes = segment.tables[kind].columns.get("reason"), [f"id {key}"]
+        if column is not None and column.has(row):
+            notes.append(f"reason {segment.value(column, row)}")
+        self._run = None
+        line: dict[str, Any] = {"event": int(segment.index[k]), "step": None, "what": kind}
+        line |= {"row": None, "positions": None, "slots": None, "note": ", ".join(notes)}
+        self.add(line)
 
     def forward(self, scene: Scene, forward: Forward, lanes: list[Ints]) -> None:
         for b, req in enumerate(forward.reqs):
@@ -141,7 +165,7 @@ class RequestLife(Question):
             self.add(line)
 
     def _remember(self, name: str | None) -> None:
-        if name is not None and len(self._names) < _MAX_NAMES:
+        if name is not None and name != TREE_OWNER and len(self._names) < _MAX_NAMES:
             self._names[name] = None
 
     def answer(self) -> Answer:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvcanary_cli.attribution.context import transfer_key
 from kvcanary_cli.attribution.inspect_question import Answer, Question
 from kvcanary_cli.attribution.ledger import FREE, NEVER, NOBODY, UNKNOWN
 
@@ -51,8 +52,13 @@ class SlotLife(Question):
         self._near: int | None = None
         self._last = 0
         self._owner: str | None = None
+        # Transfers that named the slot, and whose they are.
+        self._transfers: dict[str, str | None] = {}
 
     def event(self, scene: Scene, segment: Segment, k: int, kind: str, row: int) -> None:
+        if kind in ("transfer_end", "transfer_fail"):
+            self._transfer_over(segment, k, kind, row)
+            return
         known = _FIELDS.get(kind)
         if known is None or not self._concerns(segment, kind, row):
             return
@@ -66,6 +72,16 @@ class SlotLife(Question):
                 return
         if kind == "copy":
             self._source(segment, k, row)
+
+    def _transfer_over(self, segment: Segment, k: int, kind: str, row: int) -> None:
+        key = transfer_key(segment.json(kind, "id", row))
+        if key is None or key not in self._transfers:
+            return
+        line = _line(int(segment.index[k]), None, kind, self._transfers.pop(key))
+        has_reason = "reason" in segment.tables[kind].columns
+        reason = _any_text(segment, kind, "reason", row) if has_reason else None
+        line["note"] = f"id {key}" + (f", reason {reason}" if reason is not None else "")
+        self._add(line)
 
     def _concerns(self, segment: Segment, kind: str, row: int) -> bool:
         if kind == "lut":
@@ -104,6 +120,10 @@ class SlotLife(Question):
             else:
                 notes.append(f"from slot {source[hit]}")
         line["note"] = ", ".join(notes)
+        if kind in ("transfer_begin", "copy") and "id" in table.columns:
+            key = transfer_key(segment.json(kind, "id", row))
+            if key is not None:
+                self._transfers.setdefault(key, line["who"])
         self._add(line)
 
     def _source(self, segment: Segment, k: int, row: int) -> None:
