@@ -32,11 +32,11 @@ class EventRuns:
     Args:
         rules: Owners.
         context: Rows.
-        begin_again: Told of each owner in front of its allocs.
+        begin_again: Told of each owner and the event of its alloc.
     """
 
     def __init__(
-        self, rules: OwnershipRules, context: Context, begin_again: Callable[[str], None]
+        self, rules: OwnershipRules, context: Context, begin_again: Callable[[str, int], None]
     ) -> None:
         self._rules = rules
         self._context = context
@@ -93,8 +93,8 @@ class EventRuns:
         codes = np.array([self._rules.names.code(name) for name in names], dtype=np.int32)
         if not self._rules.alloc_free(np.repeat(codes, counts), slots, np.repeat(events, counts)):
             return False
-        for name in names:
-            self._begin_again(name)
+        for name, event in zip(names, events.tolist(), strict=True):
+            self._begin_again(name, event)
         self._rules.last_alloc.update(zip(codes.tolist(), events.tolist(), strict=True))
         return True
 

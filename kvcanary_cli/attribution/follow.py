@@ -121,7 +121,7 @@ class Follower:
         slots = segment.tables["alloc"].get_ints("slots", row)
         assert slots is not None
         owner = segment.text("alloc", "owner", row) or ""
-        self._begin_again(owner)
+        self._begin_again(owner, event)
         for at, mine in _by_event(segment.tables["alloc"].get_ints("at", row), slots, event):
             self.rules.alloc(owner, mine, at)
         shared = segment.tables["alloc"].get_ints("shared", row)
@@ -223,7 +223,7 @@ class Follower:
         facts.released_event = event
         facts.released_by = self.names.code(segment.text("row_release", "req", row) or "")
 
-    def _begin_again(self, owner: str) -> None:
+    def _begin_again(self, owner: str, event: int) -> None:
         """An ended request that gets slots is a new one under an old name.
 
         What the former one still owns is reported when the new one ends.
@@ -232,6 +232,7 @@ class Follower:
         if self._end_steps.pop(code, None) is not None:
             self.context.ended.pop(code, None)
             self.context.forget_request(code)
+            self.rules.born[code] = event
 
     def _end(self, kind: str, segment: Segment, row: int, event: int) -> None:
         code = self.names.code(segment.text(kind, "req", row) or "")

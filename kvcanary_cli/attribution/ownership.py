@@ -82,6 +82,8 @@ class OwnershipRules:
         self._forks: dict[int, deque[tuple[int, Ints]]] = {}
         # [slots] scratch of _all_different.
         self._place: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
+        # Code of a name that came back after its request's end, to the event of its first alloc.
+        self.born: dict[int, int] = {}
         # The last alloc of each owner.
         self.last_alloc = ByCode()
         # A rule that stays broken is reported once for each tenancy of the slot.
@@ -251,7 +253,7 @@ class OwnershipRules:
         state = self.state
         owners = state.owner[slots]
         foreign = (owners > TREE) & (owners != readers) & ~state.shared[slots]
-        free = (owners == FREE) & (state.last_owner[slots] != readers)
+        free = (owners == FREE) & ((state.last_owner[slots] != readers) | self.of_former(slots))
         unwritten = (
             (state.alloc_event[slots] != NEVER)
             & (written_event < state.alloc_event[slots])
@@ -272,6 +274,16 @@ class OwnershipRules:
             for reader in np.unique(readers[hit]).tolist():
                 self._report(name, slots[hit & (readers == reader)], reader, event, step)
         return bad
+
+    def of_former(self, slots: Ints) -> NDArray[np.bool_]:
+        """[n] which ``slots`` were last freed by a request whose name another one has by now."""
+        state = self.state
+        if not self.born:
+            return np.zeros(len(slots), dtype=np.bool_)
+        codes = state.free_by[slots].tolist()
+        born = np.array([self.born.get(code, NEVER) for code in codes], dtype=np.int64)
+        former: NDArray[np.bool_] = state.free_event[slots] < born
+        return former
 
     def write(
         self, slots: Ints, writers: NDArray[np.int32], event: int, step: int | None

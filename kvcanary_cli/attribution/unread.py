@@ -234,6 +234,10 @@ def _cause(found: OwnershipFinding, root: Root) -> Cause:
         f"{found.what}: {found.actor or nobody} at event {found.event}, "
         f"owner {found.owner or 'the free list'}"
     ]
+    if found.what == what.READ_OF_FREE and root.by == found.actor:
+        evidence.append(
+            f"an earlier request called {root.by} had freed them at event {root.event}, and ended"
+        )
     if found.what not in _MET_BY_READING:
         evidence.append("no damaged content was read in this trace")
     return Cause(

@@ -92,3 +92,22 @@ def test_damage_of_the_same_free_is_the_same_finding() -> None:
     )
     (finding,) = diagnose(HEAD, events).findings
     assert (finding.cls, finding.slots, finding.culprit.req) == ("use_after_free", {1}, "C")
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_a_name_that_came_back_is_another_request(tokens: int) -> None:
+    """Its row leads to what the one before it gave back."""
+    events = [
+        *_life("A", [1, 2, 3], [1, 2, 3], row=1, step=1),
+        {"kind": "finish", "req": "A"},
+        {"kind": "free", "owner": "A", "slots": [1, 2, 3]},
+        {"kind": "map", "row": 2, "start": 0, "slots": [1, 2, 3]},
+    ]
+    for k in range(tokens):
+        events += _decode("A", 9 + k, 7 + k, row=2, position=3 + k, step=2 + k)
+    diagnosis = diagnose(HEAD, _numbered(events))
+    (finding,) = diagnosis.findings
+    assert [(o.what, o.actor) for o in diagnosis.ownership] == [("read_of_free", "A")]
+    assert (finding.cls, finding.cause_event, finding.victim) == ("use_after_free", 5, "A")
+    assert any("earlier request called A" in text for text in finding.evidence)
+    assert not any("goes on" in text for text in finding.evidence)
