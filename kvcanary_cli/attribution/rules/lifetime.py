@@ -49,19 +49,26 @@ class LifetimeFacts(Facts):
         published = int(state.published_event[slot])
         owner = int(state.owner[slot])
         if published != NEVER and published > allocated and owner != damage.victim:
-            publisher = self.names.name(int(state.published_by[slot]))
-            return Cause(
-                cls="prefix_index",
-                subtype="premature_publish",
-                cause_event=published,
-                corrupting_event=published,
-                culprit=Culprit(req=publisher, step=None, event=published),
-                ruled_out=[
-                    RuledOut("unwritten_read", f"the slot was published at event {published}")
-                ],
-                evidence=[f"published at event {published}, before anyone wrote the slot"],
-            )
+            return self._published_unwritten(slot, published)
         return self._unwritten(damage, wrote, allocated)
+
+    def _published_unwritten(self, slot: int, published: int) -> Cause:
+        """A slot that was published before it was written, or that its publisher never wrote."""
+        code = int(self.state.published_by[slot])
+        publisher = self.names.name(code)
+        ended = self.context.ended.get(code, NEVER)
+        evidence = [f"published at event {published}, before anyone wrote the slot"]
+        if ended != NEVER:
+            evidence.append(f"{publisher} ended at event {ended} and had not written it")
+        return Cause(
+            cls="prefix_index",
+            subtype="premature_publish" if ended == NEVER else "over_cover",
+            cause_event=published,
+            corrupting_event=published,
+            culprit=Culprit(req=publisher, step=None, event=published),
+            ruled_out=[RuledOut("unwritten_read", f"the slot was published at event {published}")],
+            evidence=evidence,
+        )
 
     def _unwritten(self, damage: Damage, wrote: int, allocated: int) -> Cause:
         slot, writes, owner = damage.slot, damage.writes, int(self.state.owner[damage.slot])
