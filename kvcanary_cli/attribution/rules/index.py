@@ -64,6 +64,10 @@ class IndexFacts(Facts):
                 return self._mislanded(damage, full, written, culprit)
         changed = self.context.lut_event.get(full, NEVER)
         after = changed != NEVER and changed > wrote
+        other = int(writes.batch_row[slot])
+        shared = self.context.lut_event.get(other, NEVER)
+        if not after and 0 < full != other > 0 and NEVER != changed < shared < wrote:
+            return self._shared(damage, other, shared, wrote)
         return Cause(
             cls="bad_translation",
             subtype="stale_lut",
@@ -79,6 +83,25 @@ class IndexFacts(Facts):
                 f"written for another {at_event(wrote)}"
                 if after
                 else "only the SWA lane fails",
+            ],
+        )
+
+    def _shared(self, damage: Damage, other: int, shared: int, wrote: int) -> Cause:
+        """Event ``shared`` translated full slot ``other`` to a SWA slot that was in use."""
+        slot, full = damage.slot, damage.full_slot
+        return Cause(
+            cls="bad_translation",
+            subtype="shared_swa_slot",
+            cause_event=shared,
+            corrupting_event=event_or_none(wrote),
+            culprit=self.writer(damage),
+            ruled_out=[
+                RuledOut("use_after_free", "the full-pool lane is clean at the same positions")
+            ],
+            evidence=[
+                f"event {shared} translates full slot {other} to SWA slot {slot}, which full slot "
+                f"{full} is translated to since event {self.context.lut_event[full]}",
+                f"{self.names.name(int(damage.writes.req[slot]))} wrote it at event {wrote}",
             ],
         )
 

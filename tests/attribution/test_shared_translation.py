@@ -1,0 +1,37 @@
+"""Two live full slots that one window slot stands for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.attribution.helpers import diagnose
+from tests.attribution.test_gaps_and_lives import HEAD, _decode, _life, _numbered
+
+Event = dict[str, Any]
+
+
+def _lut(events: list[Event], full: list[int], swa: list[int]) -> list[Event]:
+    """The table is set right behind the alloc."""
+    at = next(k for k, e in enumerate(events) if e["kind"] == "alloc") + 1
+    return [*events[:at], {"kind": "lut", "full": full, "swa": swa}, *events[at:]]
+
+
+@pytest.mark.parametrize("shared", [1, 2, 3])
+def test_the_event_that_set_the_table_is_the_cause(shared: int) -> None:
+    events = _numbered(
+        [
+            *_lut(_life("A", [11, 12, 13], [1, 2, 3], row=1, step=1), [1, 2, 3], [1, 2, 3]),
+            *_lut(_life("B", [21, 22], [4, 5], row=2, step=2), [4, 5], [shared, 4]),
+            *_lut(_decode("A", 14, 6, row=1, position=3, step=3), [6], [6]),
+        ]
+    )
+    pool = {"slots": 64, "rows": 9, "row_len": 64, "swa_slots": 20, "swa_window": 8}
+    head = HEAD | {"pool": pool, "records": [*HEAD["records"], "lut"]}  # type: ignore[misc]
+    (finding,) = diagnose(head, events).findings
+    assert (finding.cls, finding.subtype) == ("bad_translation", "shared_swa_slot")
+    assert finding.cause_event == [e["i"] for e in events if e["kind"] == "lut"][1]
+    assert finding.corrupting_event == [e["i"] for e in events if e["kind"] == "forward"][1]
+    assert (finding.victim, finding.culprit.req, finding.slots) == ("A", "B", {shared})
+    assert finding.confidence == "certain"
