@@ -102,7 +102,7 @@ def explain_unread(
             continue
         reads = found.what in _MET_BY_READING and _runs(found.actor, found, rules)
         add(
-            _cause(found, root) if late is None else late,
+            _cause(found, root, _read_later(found, rules)) if late is None else late,
             _victim(found, rules),
             found.step,
             np.array(slots, dtype=np.int64),
@@ -217,7 +217,16 @@ def _victim(found: OwnershipFinding, rules: OwnershipRules) -> str | None:
     return found.owner
 
 
-def _cause(found: OwnershipFinding, root: Root) -> Cause:
+def _read_later(found: OwnershipFinding, rules: OwnershipRules) -> OwnershipFinding | None:
+    """The first read by the owner of what was taken from it, when it was another's already."""
+    for later in rules.findings:
+        mine = later.what in _READS and later.actor == found.owner and later.event > found.event
+        if mine and not set(later.slots).isdisjoint(found.slots):
+            return later
+    return None
+
+
+def _cause(found: OwnershipFinding, root: Root, later: OwnershipFinding | None) -> Cause:
     cls, subtype = _CAUSES[found.what]
     if found.what == what.WRITE_BY_NON_OWNER and found.step is None:
         cls, subtype = "transfer_race", "copy_write_by_non_owner"
@@ -238,8 +247,12 @@ def _cause(found: OwnershipFinding, root: Root) -> Cause:
         evidence.append(
             f"an earlier request called {root.by} had freed them at event {root.event}, and ended"
         )
-    if found.what not in _MET_BY_READING:
+    if found.what not in _MET_BY_READING and later is None:
         evidence.append("no damaged content was read in this trace")
+    elif found.what not in _MET_BY_READING and later is not None:
+        evidence.append(
+            f"{later.actor} read it at event {later.event}, when another fault had hit it, too"
+        )
     return Cause(
         cls=cls,
         subtype=subtype or found.what,

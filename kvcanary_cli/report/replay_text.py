@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from kvcanary_cli.attribution.result import LEAK
 from kvcanary_cli.replay.result import Verdict
 from kvcanary_cli.report import finding_summary
 from kvcanary_cli.report.failed import failed_part
@@ -131,6 +132,10 @@ def summary_line(report: Report) -> Text:
             f"only {'; '.join(results[0].filters)}: {count(others, 'violation')} elsewhere"
         )
     word = verdict.upper().replace("_", " ")
+    if verdict is Verdict.CORRUPT and not report.findings and not violations:
+        what = {found.what for diagnosis in report.traces for found in diagnosis.ownership}
+        # Slots that nobody gave back are lost to the pool; no content is wrong.
+        word = "LEAK" if what == {LEAK} else word
     return Text(f"SUMMARY: kvcanary replay: {word}: {', '.join(facts)}", style=_STYLE[verdict])
 
 

@@ -206,3 +206,21 @@ def test_what_a_holder_does_still_follows_from_the_first_fault() -> None:
     early = len(TAKEN)
     told = _later(*again, *_decode("C", 33, 10, row=3, position=2, step=5))
     assert told == [("use_after_free", early, "D", "C")]
+
+
+def test_what_was_read_behind_a_second_fault_is_not_called_unread() -> None:
+    events = [
+        *TAKEN,
+        {"kind": "finish", "req": "C"},
+        _free("C", [3, 7]),
+        *_life("D", [41, 42], [3, 9], row=4, step=4),
+        _free("B", [3, 9]),
+        *_life("F", [51, 52], [3, 9], row=5, step=5),
+        *_decode("D", 43, 10, row=4, position=2, step=6),
+        *_decode("A", 14, 6, row=1, position=3, step=7),
+    ]
+    findings = diagnose(HEAD, _numbered(events)).findings
+    (first,) = [f for f in findings if f.cause_event == BROKE]
+    said = "; ".join(first.evidence)
+    assert f"A read it at event {len(events) - 1}" in said
+    assert "no damaged content" not in said

@@ -1,0 +1,36 @@
+"""Slots that are lost to the pool are reported, and not called corrupt content."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from kvcanary_cli.cli.main import main
+from tests.attribution.test_gaps_and_lives import HEAD, _decode, _life, _numbered
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def _last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], last: dict[str, Any]) -> str:
+    events = [*_life("A", [1, 2, 3], [1, 2, 3], row=1, step=1), {"kind": "finish", "req": "A"}]
+    events += [last, *_life("B", [4], [4], row=2, step=2)]
+    for k in range(3):
+        events += _decode("B", 5 + k, 5 + k, row=2, position=1 + k, step=3 + k)
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(map(json.dumps, [HEAD, *_numbered(events)])))
+    assert main(["replay", str(path)]) == 1
+    return capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_leak_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = _last_line(tmp_path, capsys, {"kind": "free", "owner": "A", "slots": [1, 2]})
+    assert line.startswith("SUMMARY: kvcanary replay: LEAK: 0 findings")
+    assert "1 broken ownership rule" in line
+
+
+def test_a_leak_beside_a_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = _last_line(tmp_path, capsys, {"kind": "free", "owner": "Z", "slots": [1, 2]})
+    assert line.startswith("SUMMARY: kvcanary replay: CORRUPT: 1 finding")
