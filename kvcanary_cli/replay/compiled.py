@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _NO_LIMIT = np.iinfo(np.int64).max
 _LIST_ROOM = 1 << 14
+#: Events of a segment from which on it pays to load the kernel, or to compile it the first time.
+LEAST_EVENTS = 8192
 COMPILED_KINDS = {
     "alloc": Kind.ALLOC,
     "map": Kind.MAP,

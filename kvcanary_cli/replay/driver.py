@@ -16,7 +16,12 @@ from kvcanary_cli.capacities.checks import CapacityViolation, check_plan_rows
 from kvcanary_cli.replay import copies, cut_restore
 from kvcanary_cli.replay.capacity_limits import NOT_CHECKED, for_manager
 from kvcanary_cli.replay.collector import Tally
-from kvcanary_cli.replay.compiled import COMPILED_KINDS, CompiledEvents, allows_compiled
+from kvcanary_cli.replay.compiled import (
+    COMPILED_KINDS,
+    LEAST_EVENTS,
+    CompiledEvents,
+    allows_compiled,
+)
 from kvcanary_cli.replay.conclude import conclude
 from kvcanary_cli.replay.cut_header import cut_info, within_cut
 from kvcanary_cli.replay.forwards import Forward, read_forward
@@ -104,7 +109,7 @@ class Replay:
         self._last_sweep: int | None = None
         self._outer_steps = 0
         self._compiled: CompiledEvents | None = None
-        self._may_compile = options.compiled
+        self._may_compile = options.compiled is not False
         self._capacity_limits = for_manager(capacities)
         self.incremental = options.verifies_incrementally(self.backend.name)
         self._handlers: dict[str, _Handler] = {
@@ -153,7 +158,7 @@ class Replay:
         names = segment.kind_names
         handlers = [self._handlers.get(name) for name in names]
         kinds, rows = segment.kind.tolist(), segment.row.tolist()
-        compiled = self._compiled_events()
+        compiled = self._compiled_events(len(segment))
         taken = [name in COMPILED_KINDS for name in names]
         k = -1
         while (k := k + 1) < len(kinds):
@@ -187,8 +192,10 @@ class Replay:
 
         return apply
 
-    def _compiled_events(self) -> CompiledEvents | None:
-        """What takes ordinary events in compiled code, None where nothing may."""
+    def _compiled_events(self, count: int) -> CompiledEvents | None:
+        """What takes ordinary events of a segment of ``count`` in compiled code, None = nothing."""
+        if self.options.compiled is None and count < LEAST_EVENTS:
+            return None
         if self._compiled is None and self._may_compile:
             self._may_compile = False
             if allows_compiled(self):

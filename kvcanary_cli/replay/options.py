@@ -54,7 +54,8 @@ class ReplayOptions:
         slots: Report only violations of these slots; empty = all.
         strict_upstream: Only what upstream's default settings would have seen: no fingerprints,
             no token checks, no sweeps, an overflowing forward is not verified.
-        compiled: Whether ordinary events may be taken in compiled code; the results are the same.
+        compiled: Whether ordinary events are taken in compiled code; the results are the same.
+            None = where there are many of them, since that code takes seconds to compile once.
         v_half: Launch the V-half endpoints too, as upstream does behind
             SGLANG_KV_CANARY_ENABLE_MHA_V.
     """
@@ -70,7 +71,7 @@ class ReplayOptions:
     slots: frozenset[int] = frozenset()
     strict_upstream: bool = False
     v_half: bool = False
-    compiled: bool = True
+    compiled: bool | None = None
 
     def checks_step(self, step: int) -> bool:
         """Whether ``step`` lies in the range to check."""

@@ -45,7 +45,7 @@ def engine_settings(draw: st.DrawFn, steps: int = 30) -> Settings:
 
 def assert_compiled_is_general(head: Event, events: list[Event], **options: Any) -> None:
     general = document(head, events, verify=Verify.FULL, compiled=False, **options)
-    fast = document(head, events, **options)
+    fast = document(head, events, compiled=True, **options)
     for name, value in general.items():
         assert fast.get(name) == value, name
     assert fast == general
@@ -109,7 +109,7 @@ def test_state_behind_a_replay(
     head, events = simulate(engine)
     events = disturbed(random.Random(seed), head, events, count)
     general = _state(*replay_with_state(head, events, compiled=False))
-    fast = _state(*replay_with_state(head, events, segment_events=segment_events))
+    fast = _state(*replay_with_state(head, events, compiled=True, segment_events=segment_events))
     for name, value in general.items():
         assert fast[name] == value, name
 
@@ -123,6 +123,15 @@ def test_captures_without_fingerprints(name: str) -> None:
     head["records"] = [family for family in head["records"] if family != "kv_hash"]
     events = [event for event in read_events(path) if event["kind"] != "kv_hash"]
     assert_compiled_is_general(head, events)
+
+
+def test_few_events_do_not_load_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(self: compiled.CompiledEvents, segment: Any, k: int) -> int:
+        raise AssertionError("a short trace waits for no compiler")
+
+    monkeypatch.setattr(compiled.CompiledEvents, "run", run)
+    head, events = simulate(Settings(seed=7))
+    assert document(head, events)["verdict"] == "clean"
 
 
 def test_most_of_a_clean_run_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

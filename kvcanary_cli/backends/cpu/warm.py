@@ -11,8 +11,11 @@ def is_cached() -> bool:
 
 
 def compile_all() -> None:
-    """Compile every kernel, or load it if an earlier run left it on disk."""
-    from kvcanary_cli.backends.cpu import backend, events, known  # noqa: F401  (define the kernels)
+    """Compile every kernel, or load it if an earlier run left it on disk.
+
+    The kernel of whole events (``events``) is left to the first trace that has many of them.
+    """
+    from kvcanary_cli.backends.cpu import backend, known  # noqa: F401  (define the kernels)
     from kvcanary_cli.backends.cpu.jit import KERNELS
 
     for kernel in KERNELS:
