@@ -118,11 +118,8 @@ class Namespaces:
         """Compare the namespaces of what ``forward`` reads, where it recorded its own."""
         if forward.namespaces is None or not len(slots):
             return
-        names = self._follower.names
-        own = np.array(
-            [0 if n is None else names.code(_PREFIX + n) for n in forward.namespaces],
-            dtype=np.int32,
-        )
+        code = self._follower.namespace_code
+        own = np.array([0 if n is None else code(n) for n in forward.namespaces], dtype=np.int32)
         writes = self._follower.lane(forward.worker, "FULL")
         written, reading = writes.namespace[slots], own[reader_rows]
         alien = (written != 0) & (reading != 0) & (written != reading)
@@ -135,7 +132,7 @@ class Namespaces:
         writes, names = follower.lane(forward.worker, "FULL"), follower.names
         first = int(slots[0])
         theirs = (names.name(int(writes.namespace[first])) or "").removeprefix(_PREFIX)
-        ours = (forward.namespaces or [])[row] or ""
+        ours = follower.context.namespace((forward.namespaces or [])[row] or "")
         match = follower.context.matched(reader, first)
         same_base = theirs.split("@")[0] == ours.split("@")[0]
         add(

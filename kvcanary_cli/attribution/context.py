@@ -185,14 +185,16 @@ class PutFact:
 class Context:
     """Everything that is not slot by slot.
 
-    ``cow_from`` holds, by a forked slot, the last fork that meant a copy of it and where to;
-    ``recycled`` holds rows that were found to be given away in flight, with that release; ``moved``
-    slots whose content was damaged before the copy at that event brought it, with the cause.
+    ``adapters`` holds the version of each adapter that is loaded; ``cow_from``, by a forked slot,
+    the last fork that meant a copy of it and where to; ``recycled`` rows that were found to be
+    given away in flight, with that release; ``moved`` slots whose content was damaged before the
+    copy at that event brought it, with the cause.
     """
 
     table: RowTable = field(default_factory=RowTable)
     rows: dict[int, RowFacts] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
+    adapters: dict[str, str] = field(default_factory=dict)
     cow_event: dict[int, int] = field(default_factory=dict)
     cow_from: dict[int, tuple[int, int]] = field(default_factory=dict)
     recycled: dict[int, int] = field(default_factory=dict)
@@ -209,6 +211,11 @@ class Context:
     lut_event: dict[int, int] = field(default_factory=dict)
     moved: dict[int, tuple[int, Cause]] = field(default_factory=dict)
     batch_row_slot: DecodedRows = field(default_factory=DecodedRows)
+
+    def namespace(self, name: str) -> str:
+        """A namespace with the version of its adapter, which an engine may leave out."""
+        version = self.adapters.get(name)
+        return name if version is None else f"{name}@{version}"
 
     def row(self, row: int) -> RowFacts:
         facts = self.rows.get(row)

@@ -170,7 +170,12 @@ class Follower:
         if "namespace" in table.columns:
             namespace = segment.text("publish", "namespace", row)
             if namespace is not None:
-                self.context.entries[segment.text("publish", "entry", row) or ""] = namespace
+                entry = segment.text("publish", "entry", row) or ""
+                self.context.entries[entry] = self.context.namespace(namespace)
+
+    def _on_adapter(self, segment: Segment, row: int, event: int) -> None:
+        version = segment.json("adapter", "version", row)
+        self.context.adapters[segment.text("adapter", "name", row) or ""] = str(version)
 
     def _on_unpublish(self, segment: Segment, row: int, event: int) -> None:
         self.context.entries.pop(segment.text("unpublish", "entry", row) or "", None)
@@ -184,6 +189,8 @@ class Follower:
         namespace = None
         if "namespace" in segment.tables["match"].columns:
             namespace = segment.text("match", "namespace", row)
+        if namespace is not None:
+            namespace = self.context.namespace(namespace)
         fact = MatchFact(
             event, entry, tuple(slots.tolist()), namespace, self.context.entries.get(entry)
         )
@@ -363,9 +370,13 @@ class Follower:
         if forward.namespaces is None:
             return np.zeros(len(forward.reqs), dtype=np.int32)
         return np.array(
-            [0 if n is None else self.names.code(NAMESPACE_PREFIX + n) for n in forward.namespaces],
+            [0 if name is None else self.namespace_code(name) for name in forward.namespaces],
             dtype=np.int32,
         )
+
+    def namespace_code(self, name: str) -> int:
+        """Interned namespace, with the version of its adapter."""
+        return self.names.code(NAMESPACE_PREFIX + self.context.namespace(name))
 
     def _note_padding(self, forward: Forward) -> None:
         writes = self.lane(forward.worker, "FULL")
