@@ -24,6 +24,7 @@ class _Claims:
         listed: How often the free list holds it.
         clean: Whether the last taker got it from the free list while nobody else that runs had it.
         free_then: Whether the slot was free when the rule broke.
+        broken_by: Name code of who broke it.
         stray: Event and name code of the last write by somebody without a claim.
     """
 
@@ -31,6 +32,7 @@ class _Claims:
     listed: int = 0
     clean: bool = False
     free_then: bool = False
+    broken_by: int = -1
     stray: tuple[int, int] | None = None
 
     def add(self, code: int) -> None:
@@ -98,9 +100,14 @@ class Custody:
         """What comes is a tenancy that owes the broken rule nothing."""
         del self._claims[slot]
 
-    def broke(self, slot: int, *, free: bool) -> None:
-        """A rule broke for the slot, which was ``free`` then."""
-        self._claims[slot].free_then = free
+    def broke(self, slot: int, by: int, *, free: bool) -> None:
+        """``by`` broke a rule for the slot, which was ``free`` then."""
+        self._claims[slot].free_then, self._claims[slot].broken_by = free, by
+
+    def broken_by(self, slot: int) -> int:
+        """Who broke the last rule; -1 = not known."""
+        claims = self._claims.get(slot)
+        return -1 if claims is None else claims.broken_by
 
     def free_then(self, slot: int) -> bool:
         """Whether the slot was free when the last rule broke."""

@@ -108,7 +108,7 @@ class OwnershipRules:
             times = int((slots == slot).sum())
             listed = [self.custody.hand_out(slot, code, self.ended) for _ in range(times)]
             if slot in broken and not all(listed):
-                self._mark_bad(slot, what.DOUBLE_ALLOC, event)
+                self._mark_bad(slot, what.DOUBLE_ALLOC, code, event)
         self.last_alloc[code] = event
         self._report(what.DOUBLE_ALLOC, slots[held], code, event, None)
         self._report(what.DOUBLE_ALLOC, repeated, code, event, None)
@@ -172,7 +172,7 @@ class OwnershipRules:
                 times = int((slots == slot).sum())
                 held = [self.custody.give_back(slot, code) for _ in range(times)]
                 if not all(held):
-                    self._mark_bad(slot, name, event)
+                    self._mark_bad(slot, name, code, event)
             self._report(name, bad, code, event, None)
         right = ~foreign & ~twice
         for slot in self._watched(slots[right & ~np.isin(slots, again)]):
@@ -192,7 +192,7 @@ class OwnershipRules:
         for name, mask in ((listed, free), (what.OWN_BY_NON_OWNER, foreign)):
             for slot in self._watched(slots[mask], slots[mask]):
                 if not self.custody.hand_over(slot, code, taker):
-                    self._mark_bad(slot, name, event)
+                    self._mark_bad(slot, name, code, event)
             self._report(name, slots[mask], code, event, None)
         for slot in self._watched(slots[~free & ~foreign & ~theirs]):
             self.custody.hand_over(slot, int(state.owner[slot]) or code, taker)
@@ -361,10 +361,10 @@ class OwnershipRules:
             self.custody.watch(slot, None if owner in (FREE, UNKNOWN) else owner)
         return found
 
-    def _mark_bad(self, slot: int, name: str, event: int) -> None:
+    def _mark_bad(self, slot: int, name: str, code: int, event: int) -> None:
         self.state.bad_event[slot] = event
         self.state.bad_what[slot] = BAD_WHATS.index(name)
-        self.custody.broke(slot, free=int(self.state.owner[slot]) == FREE)
+        self.custody.broke(slot, code, free=int(self.state.owner[slot]) == FREE)
 
     def _report(self, name: str, slots: Ints, actor: int, event: int, step: int | None) -> None:
         if not len(slots):

@@ -9,6 +9,7 @@ import numpy as np
 
 from kvcanary_cli.attribution.facts import MAX_SLOTS, LifeEvent
 from kvcanary_cli.attribution.ledger import BY_COPY, BY_STATE, NEVER, NOBODY, TREE
+from kvcanary_cli.attribution.ownership import BAD_WHATS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,6 +44,10 @@ class Life:
         if event != NEVER:
             key = (int(event), what, who, step, note)
             self._events.setdefault(key, set()).update(slots.tolist())
+
+    def drop(self, event: int, what: str) -> None:
+        """Forget what was said of an event, which is going to be told with more."""
+        self._events = {k: v for k, v in self._events.items() if k[:2] != (event, what)}
 
     def add_row(
         self, row: int, positions: dict[int, int], forward: Forward | None, reader: str | None
@@ -144,10 +149,21 @@ class _Scene:
                 some = mine[state.free_by[mine] == by]
                 reason = state.reasons[int(state.free_reason[some[0]])]
                 self.life.add(event, "free", names.name(by), some, note=reason)
+        self._broken()
         for event in _events(state.published_event[slots]):
             mine = slots[state.published_event[slots] == event]
             by = int(state.published_by[mine[0]])
             self.life.add(event, "publish", None if by == TREE else names.name(by), mine)
+
+    def _broken(self) -> None:
+        """The last broken rules, where neither the last alloc nor the last free is that event."""
+        state, slots = self.follower.rules.state, self.slots
+        bad = state.bad_event[slots]
+        told = (bad == state.alloc_event[slots]) | (bad == state.free_event[slots])
+        for event in _events(bad[~told]):
+            mine = slots[(bad == event) & ~told]
+            by = self.follower.names.name(state.custody.broken_by(int(mine[0])))
+            self.life.add(event, BAD_WHATS[int(state.bad_what[mine[0]])], by, mine)
 
     def translations(self) -> None:
         writes = self.follower.lane(*self.lane)

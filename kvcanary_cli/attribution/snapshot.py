@@ -161,6 +161,7 @@ class Snapshots:
             slots = np.array(broken.slots, dtype=np.int64)
             life = self._life("target", "FULL", slots, broken.actor, broken.owner)
             owner = "the free list" if broken.owner is None else f"owner {broken.owner}"
+            life.drop(broken.event, broken.what)
             life.add(broken.event, broken.what, broken.actor, slots, step=broken.step, note=owner)
             facts = self._scene(
                 slots,

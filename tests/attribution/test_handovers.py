@@ -135,3 +135,22 @@ def test_one_owner_at_every_event_is_said_only_where_it_is_true() -> None:
             for slot in f.slots
         }
         assert (text in said.get(3, [])) is not bool(first)
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_the_timeline_marks_a_hand_over_that_is_the_cause_once(read: bool) -> None:
+    events = [
+        *_life("A", [1, 2], [1, 2], row=1, step=1),
+        {"kind": "own", "from": "Z", "owner": "tree", "slots": [1, 2], "entry": "p"},
+    ]
+    if read:
+        events += [
+            {"kind": "free", "owner": "tree", "slots": [1, 2]},
+            *_life("B", [5, 6], [1, 2], row=2, step=2),
+            *_decode("A", 7, 3, row=1, position=2, step=3),
+        ]
+    (finding,) = diagnose(HEAD, _numbered(events)).findings
+    assert finding.cause_event == 4
+    assert finding.facts is not None
+    told = [e for e in finding.facts.life if e.event == 4 and e.what == "own_by_non_owner"]
+    assert [e.who for e in told] == ["Z"]
