@@ -35,3 +35,18 @@ def test_the_event_that_set_the_table_is_the_cause(shared: int) -> None:
     assert finding.corrupting_event == [e["i"] for e in events if e["kind"] == "forward"][1]
     assert (finding.victim, finding.culprit.req, finding.slots) == ("A", "B", {shared})
     assert finding.confidence == "certain"
+
+
+def test_a_window_slot_beyond_the_full_pool_is_judged() -> None:
+    """The window pool may be larger: its slots are no slots of the full pool."""
+    events = _numbered(
+        [
+            *_lut(_life("A", [11, 12, 13], [1, 2, 3], row=1, step=1), [1, 2, 3], [11, 12, 13]),
+            *_lut(_life("B", [21, 22], [4, 5], row=2, step=2), [4, 5], [13, 14]),
+            *_lut(_decode("A", 14, 6, row=1, position=3, step=3), [6], [16]),
+        ]
+    )
+    pool = {"slots": 8, "rows": 9, "row_len": 64, "swa_slots": 20, "swa_window": 8}
+    head = HEAD | {"pool": pool, "records": [*HEAD["records"], "lut"]}  # type: ignore[misc]
+    (finding,) = diagnose(head, events).findings
+    assert (finding.cls, finding.slots) == ("bad_translation", {13})

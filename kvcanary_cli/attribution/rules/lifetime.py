@@ -39,9 +39,9 @@ class LifetimeFacts(Facts):
 
     def _never_written(self, damage: Damage) -> Cause | None:
         state, slot, writes = self.state, damage.slot, damage.writes
-        wrote, allocated = damage.came_event(), int(state.alloc_event[slot])
-        if damage.kv_only or writes.kind[slot] == BY_STATE:
+        if damage.kv_only or writes.kind[slot] == BY_STATE or damage.pool_kind != "FULL":
             return None
+        wrote, allocated = damage.came_event(), int(state.alloc_event[slot])
         if wrote != NEVER and (allocated == NEVER or wrote >= allocated):
             return None
         if wrote == NEVER and allocated == NEVER and int(state.owner[slot]) == UNKNOWN:
@@ -187,6 +187,8 @@ class LifetimeFacts(Facts):
     def use_after_free(self, damage: Damage) -> Cause | None:
         """A slot was given back while the reader still named it."""
         state, slot = self.state, damage.slot
+        if damage.pool_kind != "FULL":
+            return None
         freed, wrote = int(state.free_event[slot]), damage.came_event()
         held = self.held_since(damage)
         writer = int(damage.writes.req[slot])

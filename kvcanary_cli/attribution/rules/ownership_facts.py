@@ -42,9 +42,11 @@ class OwnershipFacts(Facts):
 
     def _double_alloc(self, damage: Damage) -> Cause | None:
         state, slot = self.state, damage.slot
+        if damage.pool_kind != "FULL":
+            return None
         bad = int(state.bad_event[slot])
         wrote = damage.came_event()
-        if bad == NEVER or damage.pool_kind != "FULL":
+        if bad == NEVER:
             return None
         # Handed out again and not written since: the loser's own row is the proof.
         lost = int(state.alloc_event[slot]) >= bad and int(state.owner[slot]) != damage.victim
