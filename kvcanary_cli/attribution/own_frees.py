@@ -66,6 +66,9 @@ class OwnFreeReads:
     def __init__(self, follower: Follower, snapshots: Snapshots) -> None:
         self._follower, self._snapshots = follower, snapshots
         self._reads: dict[tuple[int, int], _Reads] = {}
+        self._is_cut = "cut" in follower.header.raw
+        # Events before it are a cut's state: told behind frees that they came before.
+        self._state_end = NEVER
 
     def note(self, forward: Forward, reads: Reads, codes: NDArray[np.int32]) -> None:
         """Look at what ``forward`` reads.
@@ -75,6 +78,8 @@ class OwnFreeReads:
             reads: What its rows read; free slots are told of each time.
             codes: [bs] request of each batch row.
         """
+        if self._is_cut and self._state_end == NEVER:
+            self._state_end = forward.event
         slots, reader_rows = reads.slots, reads.batch_rows
         state, ended = self._follower.rules.state, self._follower.context.ended
         mine = (state.owner[slots] == FREE) & (state.last_owner[slots] == codes[reader_rows])
@@ -103,7 +108,7 @@ class OwnFreeReads:
         launched = context.launches.get((code, forward.step), NEVER)
         given = self._follower.rules.last_alloc.get(code, NEVER)
         proof, certain = reads.proof, True
-        if launched > freed:
+        if launched > max(freed, self._state_end):
             proof = f"its step {forward.step} was queued at event {launched}, after the free"
         elif given > freed:
             proof = f"it was given further slots at event {given}, after the free"
@@ -122,6 +127,8 @@ class OwnFreeReads:
         for (code, freed), reads in self._reads.items():
             name = self._follower.names.name(code)
             if reads.step is None or any(_explains(f, freed, name, reads) for f in findings):
+                continue
+            if self._is_of_the_past(freed) and any(_may_be(f, name, reads) for f in findings):
                 continue
             slots = np.array(list(reads.slots), dtype=np.int64)
             add(
@@ -146,6 +153,19 @@ class OwnFreeReads:
                 slots,
                 np.array(list(reads.slots.values()), dtype=np.int64),
             )
+
+    def _is_of_the_past(self, freed: int) -> bool:
+        return self._is_cut and freed < self._state_end
+
+
+def _may_be(finding: Finding, reader: str | None, reads: _Reads) -> bool:
+    """Whether the free behind ``finding``, which a cut left out, may be the same one."""
+    return (
+        finding.cls == "use_after_free"
+        and finding.cause_event is None
+        and finding.victim == reader
+        and finding.first_bad_step == reads.step
+    )
 
 
 def _explains(finding: Finding, freed: int, reader: str | None, reads: _Reads) -> bool:
