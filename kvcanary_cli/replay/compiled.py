@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _NO_LIMIT = np.iinfo(np.int64).max
 _LIST_ROOM = 1 << 14
-#: Events of a segment from which on it pays to load the kernel, or to compile it the first time.
-LEAST_EVENTS = 8192
+# From so many events, or tokens, of a segment on it pays to load the kernel, or to compile it once.
+_LEAST_EVENTS, _LEAST_TOKENS = 8192, 1 << 16
 COMPILED_KINDS = {
     "alloc": Kind.ALLOC,
     "map": Kind.MAP,
@@ -96,6 +96,15 @@ def allows_compiled(replay: Replay) -> bool:
         and header.tokens != "absent"
         and "sidecar_hash" not in header.records
     )
+
+
+def is_large(segment: Segment) -> bool:
+    """Whether a segment is worth the kernel's loading."""
+    if len(segment) >= _LEAST_EVENTS:
+        return True
+    forwards = segment.tables.get("forward")
+    positions = None if forwards is None else forwards.columns.get("positions")
+    return positions is not None and len(positions.values) >= _LEAST_TOKENS
 
 
 class CompiledEvents:

@@ -18,9 +18,9 @@ from kvcanary_cli.replay.capacity_limits import NOT_CHECKED, for_manager
 from kvcanary_cli.replay.collector import Tally
 from kvcanary_cli.replay.compiled import (
     COMPILED_KINDS,
-    LEAST_EVENTS,
     CompiledEvents,
     allows_compiled,
+    is_large,
 )
 from kvcanary_cli.replay.conclude import conclude
 from kvcanary_cli.replay.cut_header import cut_info, within_cut
@@ -158,7 +158,7 @@ class Replay:
         names = segment.kind_names
         handlers = [self._handlers.get(name) for name in names]
         kinds, rows = segment.kind.tolist(), segment.row.tolist()
-        compiled = self._compiled_events(len(segment))
+        compiled = self._compiled_events(segment)
         taken = [name in COMPILED_KINDS for name in names]
         k = -1
         while (k := k + 1) < len(kinds):
@@ -192,9 +192,9 @@ class Replay:
 
         return apply
 
-    def _compiled_events(self, count: int) -> CompiledEvents | None:
-        """What takes ordinary events of a segment of ``count`` in compiled code, None = nothing."""
-        if self.options.compiled is None and count < LEAST_EVENTS:
+    def _compiled_events(self, segment: Segment) -> CompiledEvents | None:
+        """What takes the segment's ordinary events in compiled code, None = nothing."""
+        if self.options.compiled is None and not is_large(segment):
             return None
         if self._compiled is None and self._may_compile:
             self._may_compile = False
