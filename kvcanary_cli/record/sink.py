@@ -53,6 +53,15 @@ class Group:
     keeps: bool = False
 
 
+def _load_writer() -> None:
+    """Import what the thread writes with: an import cannot finish while the process ends."""
+    import torch  # noqa: F401
+
+    import kvcanary_cli.trace.folder_writer
+    import kvcanary_cli.trace.header
+    import kvcanary_cli.trace.writer  # noqa: F401
+
+
 class Sink:
     """The queue and its thread.
 
@@ -95,6 +104,7 @@ class Sink:
         self._file = TriggerFile(folder) if options.triggers else None
         self._heard: deque[Trigger] = deque()
         self._writer: FolderWriter | None = None
+        _load_writer()
         self._thread = threading.Thread(target=self._run, name="kvcanary-record", daemon=True)
         self._thread.start()
 
