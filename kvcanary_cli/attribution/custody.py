@@ -26,6 +26,7 @@ class _Claims:
         free_then: Whether the slot was free when the rule broke.
         broken_by: Name code of who broke it.
         stray: Event and name code of the last write by somebody without a claim.
+        sharers: Owner code that gave its claim to another, to that other one: it goes on to read.
     """
 
     holders: dict[int, int] = field(default_factory=dict)
@@ -34,6 +35,7 @@ class _Claims:
     free_then: bool = False
     broken_by: int = -1
     stray: tuple[int, int] | None = None
+    sharers: dict[int, int] = field(default_factory=dict)
 
     def add(self, code: int) -> None:
         self.holders[code] = self.holders.get(code, 0) + 1
@@ -130,12 +132,16 @@ class Custody:
         claims = self._claims[slot]
         held = claims.drop(giver)
         claims.add(taker)
+        if held:
+            claims.sharers[giver] = taker
         return held
 
     def holds(self, slot: int, code: int) -> bool:
-        """Whether ``code`` has a claim on the slot."""
+        """Whether ``code`` has a claim on the slot, or shares that of who has it from ``code``."""
         claims = self._claims.get(slot)
-        return claims is not None and code in claims.holders
+        if claims is None:
+            return False
+        return code in claims.holders or claims.sharers.get(code) in claims.holders
 
     def contested(
         self, slot: int, by: int, ended: Container[int] = (), reader: int | None = None
