@@ -296,7 +296,10 @@ class WorkerCanary:
             for half, kv in lane.kv.items():
                 known = self.hashed(index, half)
                 bare = np.setdiff1d(written[index], known)
-                kv.unhashed[np.intersect1d(written[index], known)] = False
+                fresh = np.intersect1d(written[index], known)
+                # What other rows of the batch read there had no fingerprint to differ from.
+                self._take_as_right(index, half, fresh[kv.unhashed[fresh]])
+                kv.unhashed[fresh] = False
                 if len(bare):
                     # Until TAIL writes the slot its old fingerprint is as good as any.
                     tail = lane.buffers()[half, "tail"]
@@ -365,14 +368,19 @@ class WorkerCanary:
         lane = self.lanes[lane_index]
         kv = lane.kv[half]
         kv.set(slots, hashes)
-        first_seen = kv.unhashed[slots]
-        if first_seen.any():
-            fresh, values = slots[first_seen], hashes[first_seen]
-            tail = lane.buffers()[half, "tail"]
-            rows = get_rows(tail, fresh)
-            rows[:, 3] = values
-            set_rows(tail, fresh, rows)
-            kv.unhashed[fresh] = False
+        first_seen = slots[kv.unhashed[slots]]
+        self._take_as_right(lane_index, half, first_seen)
+        kv.unhashed[first_seen] = False
+
+    def _take_as_right(self, lane_index: int, half: str, slots: Ints) -> None:
+        """The bytes of ``slots`` as they are now are those that their canary rows vouch for."""
+        if not len(slots):
+            return
+        lane = self.lanes[lane_index]
+        tail = lane.buffers()[half, "tail"]
+        rows = get_rows(tail, slots)
+        rows[:, 3] = lane.kv[half].get(slots)
+        set_rows(tail, slots, rows)
 
     def sweep(
         self, entries: SweepEntries, lut: Ints | None, *, step: int, event: int
