@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvcanary_cli.abi.constants import ForwardMode
-from kvcanary_cli.replay.violations import INPUT_ASSERT
 
 if TYPE_CHECKING:
     from kvcanary_cli.replay.forwards import Forward
@@ -20,13 +19,11 @@ _CHUNKED = frozenset({ForwardMode.EXTEND, ForwardMode.MIXED})
 def is_chunk_end(
     chunk: ViolationChunk, k: int, forward: Forward | None, histories: TokenHistories | None
 ) -> bool:
-    """Whether the k-th violation is the only wrong token of its row and ends a chunk of its prompt.
+    """Whether the k-th of some wrong inputs is the only one of its row and ends a prompt's chunk.
 
     More of the prompt must be known behind it: what ends a prompt ends no chunk.
     """
     if forward is None or histories is None or forward.mode not in _CHUNKED:
-        return False
-    if chunk.check != INPUT_ASSERT:
         return False
     row, slot = int(chunk.columns["row"][k]), int(chunk.columns["slot"][k])
     batch_rows = np.flatnonzero(forward.rows == row)
