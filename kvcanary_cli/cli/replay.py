@@ -228,11 +228,6 @@ def replay(
 
     if log_lines and output_format is not FormatName.text:
         raise UsageError("--log-lines is a text form: leave --format out")
-    if verify is VerifyName.incremental and (strict_upstream or backend is BackendName.triton):
-        raise UsageError(
-            "--verify incremental runs on the host, and not as the engine's canary does",
-            hint="leave --strict-upstream and --backend triton out, or use --verify full",
-        )
     options = ReplayOptions(
         backend=backend.value,
         mode=Mode(mode.value),
@@ -246,6 +241,7 @@ def replay(
         strict_upstream=strict_upstream,
         v_half=v_half,
     )
+    options.refuse_verify(options.backend)
     with result_output(output, quiet=quiet) as out:
         report = run_replays(
             traces,

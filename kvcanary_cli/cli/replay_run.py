@@ -108,7 +108,7 @@ def _run_alone(job: Job, out: Output) -> Outcome:
     """The only trace, in this process; what stops it ends the command."""
     from kvcanary_cli.fleet.job import Outcome, diagnose_job
 
-    _prepare_backend(job.options.backend, out)
+    _prepare_backend(job.options, out)
     with progress_of_one(out, job.name) as progress:
         diagnosis, warnings = diagnose_job(job, progress)
     return Outcome(number=job.number, diagnosis=diagnosis, warnings=warnings)
@@ -124,7 +124,7 @@ def _run_many(jobs: list[Job], place: Place, options: ReplayOptions, out: Output
         # The machines of the cluster have backends of their own.
         with progress_of_many(out, [job.number for job in jobs]) as watch:
             return run_on_cluster(jobs, place.cluster, None if not place.jobs else size, watch)
-    _prepare_backend(options.backend, out)
+    _prepare_backend(options, out)
     with progress_of_many(out, [job.number for job in jobs]) as watch:
         if size is None or size == 1 or len(jobs) < 2:
             return run_here(jobs, watch)
@@ -144,14 +144,15 @@ def _failures(inputs: list[Input], outcomes: list[Outcome]) -> list[Failed]:
     return [found[number] for number in sorted(found)]
 
 
-def _prepare_backend(name: str, out: Output) -> None:
+def _prepare_backend(options: ReplayOptions, out: Output) -> None:
     """Say why the first run takes longer, and refuse a backend that cannot run here."""
     from kvcanary_cli.backends import get_backend
 
     try:
-        backend = get_backend(name)
+        backend = get_backend(options.backend)
     except RuntimeError as error:
         raise UsageError(str(error), hint="leave --backend out, or use --backend cpu") from error
+    options.refuse_verify(backend.name)
     if backend.name == "cpu":
         from kvcanary_cli.backends.cpu.warm import compile_all, is_cached
 

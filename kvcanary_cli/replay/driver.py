@@ -73,6 +73,7 @@ class Replay:
         self.is_cut = cut_info(header) is not None
         self.capacities = capacities
         self.backend = get_backend(options.backend)
+        options.refuse_verify(self.backend.name)
         strict = options.strict_upstream
         self.check_kv = (
             "kv_hash" in header.records and options.real_data is not RealData.NONE and not strict

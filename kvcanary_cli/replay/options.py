@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from kvcanary_cli.errors import UsageError
+
 
 class Mode(Enum):
     """What happens at a violation: go on, or stop as the server does."""
@@ -80,9 +82,27 @@ class ReplayOptions:
         first, last = self.steps
         return (first is None or step >= first) and (last is None or step <= last)
 
+    def refuse_verify(self, backend: str) -> None:
+        """Refuse what ``verify`` asks for where it cannot be had.
+
+        Args:
+            backend: Name of the backend; ``auto`` as long as nobody knows which one that is here.
+
+        Raises:
+            UsageError: Incremental verification on the GPU, or as the engine's canary does.
+        """
+        if self.verify is Verify.INCREMENTAL and not self._may_leave_out(backend):
+            raise UsageError(
+                "--verify incremental runs on the host, and not as the engine's canary does",
+                hint="leave --strict-upstream out and use --backend cpu, or use --verify full",
+            )
+
+    def _may_leave_out(self, backend: str) -> bool:
+        return not self.strict_upstream and backend != "triton"
+
     def verifies_incrementally(self, backend: str) -> bool:
         """Whether known cells are left out on the backend of that name."""
-        if self.strict_upstream or backend == "triton":
+        if not self._may_leave_out(backend):
             return False
         if self.verify is Verify.AUTO:
             return backend == "cpu"

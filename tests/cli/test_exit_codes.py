@@ -32,6 +32,8 @@ CLEAN = "examples/vllm_clean.kvtrace"
         (["replay"], 2),
         (["replay", S01, "--no-such-option"], 2),
         (["replay", S01, "--format", "xml"], 2),
+        (["replay", S01, "--verify", "incremental", "--strict-upstream"], 2),
+        (["replay", S01, "--verify", "incremental", "--backend", "triton"], 2),
         (["replay", S01, "--steps", "a:b"], 2),
         (["replay", S01, "--steps", "5:2"], 2),
         (["replay", S01, "--steps=--5:3"], 2),
@@ -60,6 +62,15 @@ def test_exit_code(run: Run, args: list[str], code: int) -> None:
     if code in (4, 5):
         assert ran.out == ""
         assert "error: " in ran.err
+
+
+def test_incremental_is_refused_where_auto_is_the_gpu(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    ran = run("replay", S01, "--verify", "incremental")
+    assert (ran.code, ran.out) == (2, "")
+    assert "--backend cpu" in ran.err
 
 
 def test_a_bug_of_ours_is_one_line_and_code_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from kvcanary_cli.errors import NothingCheckedError
+from kvcanary_cli.errors import NothingCheckedError, UsageError
 from kvcanary_cli.inject.inject import inject_faults, load_run
 from kvcanary_cli.inject.kinds import KINDS
+from kvcanary_cli.replay.options import Verify
 from tests.replay import transforms
-from tests.replay.documents import assert_incremental_is_full, disturbed
+from tests.replay.documents import assert_incremental_is_full, disturbed, document
 from tests.replay.faults import FAULTS, plant
 from tests.replay.simulator import simulate
 from tests.replay.test_properties import engine_settings
@@ -112,3 +113,17 @@ def test_families_that_were_not_recorded(engine: Settings, seed: int, gone: set[
     events = disturbed(random.Random(seed), head, events, 6)
     head, events = transforms.drop_families(head, events, gone)
     assert_incremental_is_full(head, events)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"backend": "triton"}, {"backend": "auto"}, {"backend": "cpu", "strict_upstream": True}],
+    ids=str,
+)
+def test_it_is_refused_where_it_cannot_be_had(
+    options: Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a machine with a GPU, where auto is triton.
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with pytest.raises(UsageError, match="--verify incremental runs on the host"):
+        document(*_trace(SCENARIOS[0]), verify=Verify.INCREMENTAL, **options)
