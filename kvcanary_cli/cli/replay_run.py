@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,7 +51,7 @@ def run_replays(
 
     Raises:
         InputError: The only trace, or the configuration, cannot be used.
-        NothingCheckedError: A filter that names nothing in any trace.
+        NothingCheckedError: A filter that names nothing in any trace, and all were replayed.
         UsageError: The place cannot be had, or a pipe is to be replayed there.
     """
     from kvcanary_cli.attribution.report import Report
@@ -60,10 +63,11 @@ def run_replays(
     if place.cluster is not None or (len(inputs) > 1 and place.jobs not in (None, 1)):
         refuse_pipes(inputs)
     jobs = _jobs(inputs, options, config, capacity)
-    if len(inputs) == 1 and place.cluster is None:
-        outcomes = [_run_alone(jobs[0], out)]
-    else:
-        outcomes = _run_many(jobs, place, options, out)
+    with _telling_of_compilation(out):
+        if len(inputs) == 1 and place.cluster is None:
+            outcomes = [_run_alone(jobs[0], out)]
+        else:
+            outcomes = _run_many(jobs, place, options, out)
     for outcome in outcomes:
         for warning in outcome.warnings:
             out.warn(warning)
@@ -74,7 +78,9 @@ def run_replays(
 
         raise raised(failed[0])
     if diagnoses:
-        _check_filters([diagnosis.replay for diagnosis in diagnoses], options, out)
+        # What a filter names may stand in a trace that failed, and that failure must be told.
+        results = [diagnosis.replay for diagnosis in diagnoses]
+        _check_filters(results, options, out, refuse=not failed)
     found_in = [inputs[o.number].found_in for o in outcomes if o.diagnosis is not None]
     return Report.of(diagnoses, found_in=found_in, failed=failed)
 
@@ -102,6 +108,31 @@ def _jobs(
         for number, one in enumerate(inputs)
         if one.problem is None
     ]
+
+
+class _Notes(logging.Handler):
+    """Puts log records out as remarks."""
+
+    def __init__(self, out: Output) -> None:
+        super().__init__()
+        self._out = out
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._out.note(record.getMessage())
+
+
+@contextmanager
+def _telling_of_compilation(out: Output) -> Iterator[None]:
+    """Say when a replay waits for a compiler: only the trace shows which kernels it needs."""
+    log, handler = logging.getLogger("kvcanary.backends"), _Notes(out)
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeHandler(handler)
 
 
 def _run_alone(job: Job, out: Output) -> Outcome:
@@ -161,35 +192,40 @@ def _prepare_backend(options: ReplayOptions, out: Output) -> None:
             compile_all()
 
 
-def _check_filters(results: list[ReplayResult], options: ReplayOptions, out: Output) -> None:
-    """A filter that left nothing to check must not look clean."""
+def _check_filters(
+    results: list[ReplayResult], options: ReplayOptions, out: Output, *, refuse: bool
+) -> None:
+    """A filter that left nothing to check must not look clean.
+
+    Args:
+        results: Of the traces that were replayed.
+        options: The filters.
+        out: Is warned of values that name nothing.
+        refuse: Whether it is an error if none of a filter's values names anything.
+
+    Raises:
+        NothingCheckedError: It is, and so it was.
+    """
     from kvcanary_cli.replay.result import Verdict
-
-    if options.reqs:
-        missing = options.reqs - frozenset().union(*(r.request_ids for r in results))
-        _refuse_or_warn(
-            "--req", sorted(missing), len(options.reqs), "no forward of it was checked", out
-        )
-    if options.slots:
-        unseen = options.slots - frozenset().union(*(r.slots_seen for r in results))
-        _refuse_or_warn(
-            "--slot",
-            [str(slot) for slot in sorted(unseen)],
-            len(options.slots),
-            "nothing in the trace writes or names it",
-            out,
-        )
-    if options.steps is not None and all(r.verdict == Verdict.NOT_CHECKED for r in results):
-        raise NothingCheckedError("--steps: no step of the trace lies in that range")
-
-
-def _refuse_or_warn(option: str, missing: list[str], asked: int, why: str, out: Output) -> None:
-    """Values that name nothing: an error if they are all there is, else a warning."""
     from kvcanary_cli.report.words import safe
 
-    if not missing:
-        return
-    text = f"{option} {', '.join(map(safe, missing))}: {why}"
-    if len(missing) == asked:
-        raise NothingCheckedError(text, hint="kvcanary trace info TRACE lists what a trace holds")
-    out.warn(text)
+    empty: list[tuple[bool, str]] = []
+    if options.reqs:
+        missing = options.reqs - frozenset().union(*(r.request_ids for r in results))
+        names = ", ".join(map(safe, sorted(missing)))
+        if missing:
+            text = f"--req {names}: no forward of it was checked"
+            empty.append((missing == options.reqs, text))
+    if options.slots:
+        unseen = options.slots - frozenset().union(*(r.slots_seen for r in results))
+        numbers = ", ".join(map(str, sorted(unseen)))
+        if unseen:
+            text = f"--slot {numbers}: nothing in the trace writes or names it"
+            empty.append((unseen == options.slots, text))
+    if options.steps is not None and all(r.verdict == Verdict.NOT_CHECKED for r in results):
+        empty.append((True, "--steps: no step of the trace lies in that range"))
+    for is_all, text in empty:
+        if is_all and refuse:
+            hint = "kvcanary trace info TRACE lists what a trace holds"
+            raise NothingCheckedError(text, hint=hint)
+        out.warn(text)

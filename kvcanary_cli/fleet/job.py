@@ -109,7 +109,8 @@ def failure(name: str, error: Exception) -> Failed:
     ours = known is not error
     return Failed(
         path=name,
-        message=known.message,
+        # Ours say nothing of the input, which is one of several.
+        message=f"{name}: {known.message}" if ours else known.message,
         hint=known.hint,
         exit_code=known.exit_code,
         details="".join(traceback.format_exception(error)) if ours else None,

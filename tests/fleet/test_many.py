@@ -166,10 +166,33 @@ def test_a_fault_of_ours_costs_one_trace(run: Run, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(diagnose, "diagnose_trace", fail)
     ran = run("replay", BUG, CLEAN, BROKEN)
     assert ran.code == 3
-    assert "internal error: ZeroDivisionError: oops" in ran.err
+    assert f"error: {BUG}: internal error: ZeroDivisionError: oops" in ran.err
+    assert f"  {BUG}: internal error: ZeroDivisionError: oops" in ran.out
     assert "SUMMARY: kvcanary replay: NOT CHECKED" in ran.out
     assert "1 trace, 2 NOT CHECKED" in ran.out
     assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "warning"),
+    [
+        (("--req", "nobody"), "--req nobody: no forward of it was checked"),
+        (("--slot", "9999999"), "--slot 9999999: nothing in the trace writes or names it"),
+        (("--steps", "99998:99999"), "--steps: no step of the trace lies in that range"),
+    ],
+)
+def test_a_filter_that_names_nothing_hides_no_failure(
+    run: Run, words: Sequence[str], warning: str
+) -> None:
+    alone = run("replay", CLEAN, CLEAN, *words)
+    assert (alone.code, alone.out) == (5, "")
+    assert warning in alone.err
+    ran = run("replay", BUG, BROKEN, *words)
+    assert ran.code == 4
+    assert f"error: {BROKEN}" in ran.err
+    assert warning in ran.err
+    assert "NOT CHECKED: 1 of 2 inputs" in ran.out
+    assert "SUMMARY: kvcanary replay: NOT CHECKED: 0 findings" in ran.out
 
 
 def test_pipes_stay_with_this_process(run: Run) -> None:
