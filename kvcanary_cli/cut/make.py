@@ -1,14 +1,16 @@
 """Cut some steps out of a trace, so that they replay alone with the same verdict.
 
 What came before the first step is folded into state by replaying it, and the cut begins with that
-state. Only the pool's state and one segment are held at a time.
+state; where events were lost it is folded anew behind them. Only the pool's state and one segment
+are held at a time.
 """
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvcanary_cli.cut.events import state_events
 from kvcanary_cli.cut.filter import kept_event
@@ -17,12 +19,13 @@ from kvcanary_cli.cut.state import StateReplay
 from kvcanary_cli.cut.window import Window, step_changes
 from kvcanary_cli.errors import InputError, NothingCheckedError, UsageError
 from kvcanary_cli.replay.cut_header import both_ranges, cut_info
+from kvcanary_cli.replay.gaps import Stretches
 from kvcanary_cli.trace.reader import STDIN, open_trace
-from kvcanary_cli.trace.writer import STDOUT, discard_stdout, open_writer
+from kvcanary_cli.trace.writer import STDOUT, check_target, discard_stdout, open_writer
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from kvcanary_cli.trace.reader import TraceReader
     from kvcanary_cli.trace.segment import Segment
@@ -90,15 +93,21 @@ def cut_trace(
             hint="save the trace to a file first, or leave --req out",
         )
     reader = open_trace(source)
+    check_target(target, overwrite=overwrite)
     selection = None
     if wanted:
         selection = select_requests(reader, Window(*steps), wanted, progress)
     name = str(target)
+    header = _header(reader, steps, wanted, selection)
     cutter = _Cutter(reader, window, selection)
     try:
-        header = _header(reader, steps, wanted, selection)
-        with open_writer(target, header, overwrite=overwrite) as writer:
-            cutter.run(writer, progress)
+        with ExitStack() as opened:
+
+            def begin(*, mid_run: bool) -> TraceWriter:
+                stated = {**header, "starts_mid_run": True} if mid_run else header
+                return opened.enter_context(open_writer(target, stated, overwrite=overwrite))
+
+            cutter.run(begin, progress)
     except BrokenPipeError:
         discard_stdout()
     except OSError as error:
@@ -148,6 +157,12 @@ def _header(
     }
 
 
+class _Begin(Protocol):
+    """Opens the cut; ``mid_run``: its state is not all that there was."""
+
+    def __call__(self, *, mid_run: bool) -> TraceWriter: ...
+
+
 class _Cutter:
     """The pass that writes."""
 
@@ -162,13 +177,15 @@ class _Cutter:
         self.steps = self.kept = self.made = 0
         self._last_step: int | None = None
 
-    def run(self, writer: TraceWriter, progress: Callable[[TraceReader], None] | None) -> None:
-        for segment in self._reader.segments():
+    def run(self, begin: _Begin, progress: Callable[[TraceReader], None] | None) -> None:
+        writer: TraceWriter | None = None
+        for segment in self._segments():
             start, stop = self._window.take(segment)
             if self._past is not None and start:
                 self._past.feed(segment.slice(0, start))
             if start < stop:
-                self._begin(writer, int(segment.index[start]))
+                if writer is None:
+                    writer = self._begin(begin, int(segment.index[start]))
                 self._keep(writer, segment.slice(start, stop))
             if progress is not None:
                 progress(self._reader)
@@ -177,15 +194,24 @@ class _Cutter:
         if not self.steps:
             raise _no_step(self._window)
 
-    def _begin(self, writer: TraceWriter, first_i: int) -> None:
-        """Write the state, once, numbered so that the first kept event follows."""
+    def _segments(self) -> Iterator[Segment]:
+        """The segments of the trace; behind a gap the past begins anew."""
+        for number, stretch in enumerate(Stretches(self._reader)):
+            if number and self._past is not None:
+                self._past = self._past.behind_gap()
+            yield from stretch
+
+    def _begin(self, begin: _Begin, first_i: int) -> TraceWriter:
+        """Open the cut and write the state, numbered so that the first kept event follows."""
         past, self._past = self._past, None
         if past is None:
-            return
+            return begin(mid_run=False)
+        writer = begin(mid_run=past.header.starts_mid_run)
         past.flush()
         self.made = sum(1 for _ in state_events(past, self._selection))
         for k, event in enumerate(state_events(past, self._selection)):
             writer.write_event({**event, "i": first_i - self.made + k})
+        return writer
 
     def _keep(self, writer: TraceWriter, segment: Segment) -> None:
         if self._selection is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,6 +121,12 @@ class StateReplay(Replay):
         }
         for kind, handler in also.items():
             self._handlers[kind] = _in_turn(self._handlers.get(kind), handler)
+
+    def behind_gap(self) -> StateReplay:
+        """The state where events were lost: as ``replay.gaps`` goes on, with nothing known."""
+        anew = StateReplay(replace(self.header, starts_mid_run=True), self.first)
+        anew.kv_layer = self.kv_layer
+        return anew
 
     # The allocator.
 

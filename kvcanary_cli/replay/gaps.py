@@ -92,7 +92,7 @@ def replay_stretches(
     Raises:
         InputError: The trace cannot be used.
     """
-    stretches = _Stretches(reader, met_gap)
+    stretches = Stretches(reader, met_gap)
     header = reader.header
     former: list[Stretch] = []
     replay: Replay | None = None
@@ -113,10 +113,15 @@ def replay_stretches(
     return Gapped(replay, tuple(former))
 
 
-class _Stretches:
-    """The segments of a trace, cut at its gaps. Each stretch is read before the next."""
+class Stretches:
+    """The segments of a trace, cut at its gaps. Each stretch is read before the next.
 
-    def __init__(self, reader: TraceReader, met_gap: Callable[[], None] | None) -> None:
+    Args:
+        reader: An open trace.
+        met_gap: Called where a stretch ends in a gap, before its last segment is followed.
+    """
+
+    def __init__(self, reader: TraceReader, met_gap: Callable[[], None] | None = None) -> None:
         self._segments, self._met_gap = reader.segments(), met_gap
         self._listed = _listed_gaps(reader.header)
         self._last: int | None = None

@@ -114,17 +114,10 @@ def open_writer(
     name = os.fspath(path)
     if not isinstance(header, TraceHeader):
         header = parse_header(dict(header), name)
+    check_target(name, overwrite=overwrite)
     if name == STDOUT:
         return _JsonlWriter(None, header)
     target = Path(name)
-    if not name.endswith(SUFFIXES):
-        raise UsageError(
-            f"{name}: the suffix decides the form of a trace; expected one of "
-            + ", ".join(SUFFIXES),
-            hint="for JSONL on stdout give - as the name",
-        )
-    if os.path.lexists(target) and not overwrite:
-        raise UsageError(f"{name} exists already", hint="give another name, or --overwrite")
     if name.endswith(".pt"):
         from kvcanary_cli.trace.pt_writer import PtWriter
 
@@ -134,6 +127,25 @@ def open_writer(
 
         return FolderWriter(target, header, live=live)
     return _JsonlWriter(target, header)
+
+
+def check_target(path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Refuse a name that ``open_writer`` would refuse, before there is anything to write.
+
+    Raises:
+        UsageError: The suffix is unknown, or the name exists.
+    """
+    name = os.fspath(path)
+    if name == STDOUT:
+        return
+    if not name.endswith(SUFFIXES):
+        raise UsageError(
+            f"{name}: the suffix decides the form of a trace; expected one of "
+            + ", ".join(SUFFIXES),
+            hint="for JSONL on stdout give - as the name",
+        )
+    if os.path.lexists(name) and not overwrite:
+        raise UsageError(f"{name} exists already", hint="give another name, or --overwrite")
 
 
 def temporary_name(target: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 from pathlib import Path
 from random import Random
@@ -11,6 +10,7 @@ from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 
 from kvcanary_cli.errors import InputError, NothingCheckedError
+from kvcanary_cli.trace.reader import open_trace
 from tests.replay.cut_helpers import (
     assert_same_verdict,
     cut_to,
@@ -48,6 +48,33 @@ def test_cut_of_a_simulated_run(random: Random, bugs: float) -> None:
             first, last = sorted(random.choices(steps, k=2))
             assert_same_verdict(whole, folder, (first, random.choice([last, None])))
         event("corrupt" if found(whole, steps=(first, last)) else "clean")
+
+
+@_SLOW
+@given(random=_RANDOM, bugs=st.sampled_from([0.0, 0.05, 0.2]))
+def test_cut_behind_lost_events(random: Random, bugs: float) -> None:
+    """Its state is that of the replay that begins anew behind them."""
+    head, events = Simulator(random, bugs).trace(random.randint(4, 24))
+    forwards = [k for k, e in enumerate(events) if e["kind"] == "forward"]
+    assume(len(forwards) > 2)
+    at = random.choice(forwards[1:])
+    lost = random.randint(1, 8)
+    gap = random.randint(1, at)
+    kept = [e for k, e in enumerate(events) if not gap - lost < k <= gap or k >= at]
+    assume(len(kept) < len(events))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        whole = write_jsonl(folder / "whole.jsonl", head, kept)
+        last = max(e["step"] for e in kept if e["kind"] == "forward")
+        steps = (events[at]["step"], random.choice([last, None]))
+        try:
+            run(whole, steps=steps)
+        except InputError:
+            assume(False)
+        assert_same_verdict(whole, folder, steps)
+        cut = open_trace(folder / "cut.jsonl").header
+        began_anew = bool(run(whole).coverage.lost_events)
+        assert cut.starts_mid_run == (began_anew or head.get("starts_mid_run", False))
 
 
 @_SLOW
@@ -92,8 +119,6 @@ def test_cut_for_a_request_keeps_its_violations(random: Random, bugs: float) -> 
 @given(trace=traces(max_events=20), random=_RANDOM)
 def test_cut_of_any_valid_trace(trace: tuple[dict, list[dict]], random: Random) -> None:
     head, events = trace
-    # Behind a gap a replay begins anew; a cut still holds the state from before it.
-    assume(not _has_gap(events))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         whole = write_jsonl(folder / "whole.jsonl", head, events)
@@ -105,10 +130,6 @@ def test_cut_of_any_valid_trace(trace: tuple[dict, list[dict]], random: Random) 
         except InputError:
             assume(False)
         assert found(whole, steps=(first, last)) == _cut_and_replay(whole, folder, first, last)
-
-
-def _has_gap(events: list[dict]) -> bool:
-    return any(b["i"] != a["i"] + 1 for a, b in itertools.pairwise(events))
 
 
 def _cut_and_replay(whole: Path, folder: Path, first: int, last: int) -> list:
