@@ -135,7 +135,7 @@ class CompiledEvents:
 
     def run(self, segment: Segment, k: int) -> int:
         """Take events of ``segment`` from ``k`` on; the first that is for the general path."""
-        from kvcanary_cli.backends.cpu.events import take_events
+        from kvcanary_cli.backends.cpu.warm import event_kernel
 
         # The last event waits for what stands behind it.
         stop, begun = len(segment) - 1, k
@@ -148,6 +148,7 @@ class CompiledEvents:
             return k
         if not self._kinds[k]:
             return k
+        take_events = event_kernel()
         self._enter(worker)
         out = self._out
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from kvcanary_cli.backends.cpu import backend as cpu_backend
-from kvcanary_cli.backends.cpu import cache, jit, parallel, threads
+from kvcanary_cli.backends.cpu import cache, jit, parallel, threads, warm
 from kvcanary_cli.backends.reference.backend import ReferenceBackend
 from tests.backends._cases import RANDOM_CASES, Case, random_write_case
 
@@ -237,6 +238,18 @@ def test_compiled_kernels_are_kept_where_numba_is_told_to(tmp_path: Path) -> Non
     assert list(folder.glob("kvcanary-*/**/*.nbc"))
 
 
+@pytest.mark.parametrize("cached", [False, True])
+def test_it_is_said_when_the_event_kernel_is_compiled(
+    cached: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(warm, "is_complete", lambda what: cached)
+    caplog.set_level(logging.INFO, logger=warm.log.name)
+    warm.event_kernel.__wrapped__()
+    assert [record.getMessage()[:17] for record in caplog.records] == (
+        [] if cached else ["compiling kernels"]
+    )
+
+
 def test_an_unwritable_place_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,8 +264,8 @@ def test_an_unwritable_place_is_passed_over(
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     assert cache.cache_dir.__wrapped__() is None
     monkeypatch.setattr(cache, "cache_dir", lambda: None)
-    assert not cache.is_complete()
-    cache.mark_complete()
+    assert not cache.is_complete(cache.ALL)
+    cache.mark_complete(cache.ALL)
 
 
 def test_a_kernel_without_a_cache_folder_still_compiles(monkeypatch: pytest.MonkeyPatch) -> None:

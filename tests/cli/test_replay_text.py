@@ -215,3 +215,20 @@ def test_demo_finds_the_corruption(run: Run) -> None:
 def test_examples_replay(run: Run, example: str) -> None:
     expected = 0 if example.split(".")[0] in ("clean_radix", "vllm_clean") else 1
     assert run("replay", f"examples/{example}", "-q").code == expected
+
+
+@pytest.mark.parametrize("quiet", [[], ["--quiet"]], ids=["", "quiet"])
+def test_waiting_for_the_kernel_of_large_traces_is_said(
+    run: Run, monkeypatch: pytest.MonkeyPatch, quiet: list[str]
+) -> None:
+    from kvcanary_cli.backends.cpu import warm
+    from kvcanary_cli.replay import compiled
+
+    trace = str(SCENARIOS / "S01_use_after_free.jsonl")
+    assert "large traces" not in run("replay", trace).err
+    monkeypatch.setattr(compiled, "_LEAST_EVENTS", 0)
+    monkeypatch.setattr(warm, "is_complete", lambda what: what != warm.EVENTS)
+    warm.event_kernel.cache_clear()
+    ran = run("replay", trace, *quiet)
+    assert ran.code == 1
+    assert ran.err.count("compiling kernels for large traces") == (0 if quiet else 1)

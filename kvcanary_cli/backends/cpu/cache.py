@@ -14,7 +14,8 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-_COMPLETE = "complete"
+#: What is marked as compiled: the kernels that every replay needs, and that of whole events.
+ALL, EVENTS = "complete", "complete-events"
 
 
 @cache
@@ -28,18 +29,18 @@ def cache_dir() -> Path | None:
     return next((base / name for base in _places() if _is_writable(base)), None)
 
 
-def is_complete() -> bool:
-    """Whether ``mark_complete`` was called for this version's folder."""
+def is_complete(what: str) -> bool:
+    """Whether ``mark_complete`` was called for this version's folder, and ``what``."""
     folder = cache_dir()
-    return folder is not None and (folder / _COMPLETE).exists()
+    return folder is not None and (folder / what).exists()
 
 
-def mark_complete() -> None:
-    """Note that every kernel has been compiled into the folder."""
+def mark_complete(what: str) -> None:
+    """Note that the kernels called ``what`` have been compiled into the folder."""
     folder = cache_dir()
     if folder is not None:
         folder.mkdir(exist_ok=True)
-        (folder / _COMPLETE).touch()
+        (folder / what).touch()
 
 
 def _places() -> list[Path]:
