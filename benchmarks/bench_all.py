@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import bench_replay, bench_scale
+from benchmarks import bench_many, bench_reading, bench_replay, bench_scale
 from benchmarks.figures import ROOT, Figure, machine, run_command, table
 
 if TYPE_CHECKING:
@@ -87,6 +87,9 @@ def main() -> None:
         figures.extend(part())
 
     add("start-up and whole commands", lambda: bench_replay.figures(runs=2))
+    jobs = os.cpu_count() or 1
+    add("several traces", lambda: [bench_many.figure(traces=2 * jobs, jobs=jobs, pairs=1)])
+    add("reading", lambda: bench_reading.measure(tokens=200_000, rounds=3))
     add("ledger", ledger)
     with tempfile.TemporaryDirectory() as folder:
         add("scale", lambda: bench_scale.measure(Path(folder), args.seconds))

@@ -11,11 +11,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-import time
 import tracemalloc
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from benchmarks.figures import cpu_seconds
 from benchmarks.scale_traces import decode_heavy, header
 from kvcanary_cli.attribution.diagnose import diagnose_trace
 from kvcanary_cli.attribution.diagnoser import Diagnoser
@@ -26,21 +25,12 @@ from kvcanary_cli.trace.header import parse_header
 from kvcanary_cli.trace.notes import TraceNotes
 from kvcanary_cli.trace.reader import open_trace
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 CAPTURES = Path(__file__).parents[1] / "tests" / "data" / "captures"
 LARGEST = CAPTURES / "clean_radix.jsonl.zst"
 SLOTS = 1_000_000
 # Of the made trace: long prompts, and decode steps of a full batch that many events describe.
 BATCH, PREFILL, DECODE = 256, 2048, 64
 OPTIONS = ReplayOptions(backend="cpu")
-
-
-def _cpu_seconds(work: Callable[[], object]) -> float:
-    begun = time.process_time()
-    work()
-    return time.process_time() - begun
 
 
 def measure(name: str, path: Path, pairs: int) -> str:
@@ -56,8 +46,8 @@ def measure(name: str, path: Path, pairs: int) -> str:
     plain()
     sides = [
         (
-            _cpu_seconds(plain),
-            _cpu_seconds(
+            cpu_seconds(plain),
+            cpu_seconds(
                 lambda: diagnose_trace(open_trace(path), OPTIONS, NOT_CHECKED, ranks=False)
             ),
         )

@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.bench_scale import copy_seconds
-from benchmarks.figures import Figure, machine, table
+import numpy as np
+
+from benchmarks.figures import Figure, cpu_seconds, machine, table
 from benchmarks.scale_traces import decode_heavy, prefill_heavy
 from kvcanary_cli.trace.bounds import Bounds
 from kvcanary_cli.trace.digest import files_sha256
@@ -37,13 +37,16 @@ _SHAPES: dict[str, Callable[..., int]] = {
 }
 
 
-def _cpu_s(work: Callable[[], object], rounds: int) -> float:
-    times = []
-    for _ in range(rounds):
-        start = time.process_time()
-        work()
-        times.append(time.process_time() - start)
-    return statistics.median(times)
+def _median_s(work: Callable[[], object], rounds: int) -> float:
+    return statistics.median(cpu_seconds(work) for _ in range(rounds))
+
+
+def copy_seconds(size_bytes: int) -> float:
+    """CPU seconds that a copy of so many bytes takes here, the best of three."""
+    source = np.ones(min(size_bytes, 1 << 28), dtype=np.uint8)
+    target = np.ones_like(source)
+    best = min(cpu_seconds(lambda: np.copyto(target, source)) for _ in range(3))
+    return best * size_bytes / len(source)
 
 
 def _widened_bytes(segment: Segment) -> int:
@@ -80,7 +83,7 @@ def parts(path: Path, tokens: int, rounds: int) -> list[Figure]:
         ("checking ranges and lengths", check, widened),
         ("SHA-256", lambda: files_sha256([path]), size),
     ):
-        cost = 1e9 * _cpu_s(work, rounds) / tokens
+        cost = 1e9 * _median_s(work, rounds) / tokens
         figures.append(
             Figure(
                 f"{shape}, {name}",
@@ -102,8 +105,18 @@ def jsonl(folder: Path, rounds: int) -> list[Figure]:
         reader = open_trace(path)
         return sum(map(len, reader.segments()))
 
-    cost = 1e6 * _cpu_s(read, rounds) / read()
+    cost = 1e6 * _median_s(read, rounds) / read()
     return [Figure("JSONL (zstd), reading and checking", f"{cost:.1f} us an event", "", "", None)]
+
+
+def measure(tokens: int, rounds: int) -> list[Figure]:
+    """All figures, of traces of so many tokens each."""
+    with tempfile.TemporaryDirectory() as folder:
+        figures = []
+        for shape, make in _SHAPES.items():
+            path = Path(folder) / f"{shape}.pt"
+            figures += parts(path, make(path, tokens=tokens), rounds)
+        return figures + jsonl(Path(folder), rounds)
 
 
 def main() -> None:
@@ -112,13 +125,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     print(machine(), flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        figures = []
-        for shape, make in _SHAPES.items():
-            path = Path(folder) / f"{shape}.pt"
-            figures += parts(path, make(path, tokens=args.tokens), args.rounds)
-        figures += jsonl(Path(folder), args.rounds)
-    print(table(figures))
+    print(table(measure(args.tokens, args.rounds)))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.figures import KVCANARY, ROOT, Figure, run_command, table
+from benchmarks.figures import KVCANARY, ROOT, Figure, machine, run_command, table
 
 LARGEST = ROOT / "examples" / "clean_radix.pt"
 BARE = [sys.executable, "-c", "pass"]
@@ -70,7 +70,9 @@ def figures(runs: int) -> list[Figure]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
-    print(table(figures(parser.parse_args().runs)))
+    args = parser.parse_args()
+    print(machine())
+    print(table(figures(args.runs)))
 
 
 if __name__ == "__main__":

@@ -2,15 +2,14 @@
 
     python -m benchmarks.bench_scale [--seconds S] [--folder DIR] [--large-gb G]
 
-Whole commands, start to end, on generated traces (``scale_traces``). Times are CPU seconds of all
-threads, so that a shared machine does not decide; the clock's are beside them. Sizes follow from
-the speed found in a first small run, so that a command takes about ``--seconds``.
+On generated traces (``scale_traces``). Times are CPU seconds of all threads, so that a shared
+machine does not decide; tokens a second are by the clock, of a whole command. Sizes follow from the
+speed found in a first small run, so that a replay takes about ``--seconds``.
 
 - a decode step against the context of its requests: two traces that differ in steps only;
 - a recorded token at N and at 4 N tokens;
 - tokens a second, decode-heavy and prefill-heavy, beside a bare compiled loop over the same columns
   (``floor``) run right after;
-- reading and checking alone (``trace validate``);
 - memory, beside what the rows, the table and the ledger take.
 
 ``--large-gb`` also makes a trace of that size, replays it, prints its memory and deletes it.
@@ -23,14 +22,19 @@ import shutil
 import tempfile
 import time
 import tracemalloc
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import scale_traces
-from benchmarks.figures import KVCANARY, Figure, Run, machine, run_command, table
+from benchmarks.figures import KVCANARY, Figure, Run, cpu_seconds, machine, run_command, table
+from kvcanary_cli.attribution.diagnose import diagnose_trace
+from kvcanary_cli.replay.capacity_limits import NOT_CHECKED
+from kvcanary_cli.replay.options import ReplayOptions, Verify
+from kvcanary_cli.trace.reader import open_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 #: Recorded tokens a second that the whole command should reach on a quiet machine.
 TARGETS = {"decode-heavy": 5_000_000, "prefill-heavy": 15_000_000}
@@ -39,24 +43,55 @@ _MAKERS: dict[str, Callable[..., int]] = {
     "decode-heavy": scale_traces.decode_heavy,
     "prefill-heavy": scale_traces.prefill_heavy,
 }
-_SIZES = (64_000, 250_000, 1_000_000, 4_000_000, 10_000_000, 20_000_000)
+#: A smaller trace is mostly the first requests' beginning.
+_SIZES = (1_000_000, 4_000_000, 10_000_000, 20_000_000)
 _TINY = 1
-_MOST_STEPS = 51_200
+#: Steps of the two traces whose difference is taken. Both have so many that their ordinary events
+#: run compiled, as those of a recording do; in full verification none do.
+_STEPS = {"incremental": (3_200, 28_800), "full": (4, 54)}
 _FLAT, _LINEAR, _MEMORY = 1.5, 1.1, 1.5
 _LARGE_BOUND = 2 << 30
 
 
-def replay(path: Path, *extra: str) -> Run:
+def replay(path: Path) -> Run:
     """``kvcanary replay`` of a trace that is clean; anything else is an error."""
-    run = run_command([*KVCANARY, "replay", str(path), "--backend", "cpu", *extra])
+    run = run_command([*KVCANARY, "replay", str(path), "--backend", "cpu"])
     if "CLEAN" not in run.output:
         raise SystemExit(f"a generated trace was not clean:\n{run.output}")
     return run
 
 
-def has_verify_option() -> bool:
-    """Whether this kvcanary knows ``--verify``."""
-    return "--verify" in run_command([*KVCANARY, "replay", "--help"]).output
+def replay_s(path: Path, verify: str = "incremental", rounds: int = 2) -> list[float]:
+    """CPU seconds of replays in this process, reading and ledger included, the least first.
+
+    What every command pays once, the interpreter, its imports and compiled code, is no part of
+    them: it is seconds, and varies by more than a step or a small trace takes.
+    """
+    options = ReplayOptions(backend="cpu", verify=Verify(verify))
+
+    def once() -> None:
+        diagnosis = diagnose_trace(open_trace(path), options, NOT_CHECKED, ranks=False)
+        if diagnosis.verdict != "clean":
+            raise SystemExit(f"{path.name}: the replay found something in a clean trace")
+
+    return sorted(cpu_seconds(once) for _ in range(rounds))
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """CPU time of a step.
+
+    Attributes:
+        us: Microseconds; if not known, what it is less than as far as can be told.
+        is_known: Whether the steps took clearly more than two replays of one trace differ.
+    """
+
+    us: float
+    is_known: bool
+
+    def __str__(self) -> str:
+        shown = f"{self.us:,.1f}" if self.us < 100 else f"{self.us:,.0f}"
+        return f"{'' if self.is_known else 'under '}{shown} us"
 
 
 class Scale:
@@ -64,15 +99,12 @@ class Scale:
 
     Args:
         folder: For the traces.
-        seconds: About how long a command may take, in CPU seconds.
+        seconds: About how long a replay may take, in CPU seconds.
     """
 
     def __init__(self, folder: Path, seconds: float) -> None:
         self._folder = folder
         self._seconds = seconds
-        self._ways: tuple[tuple[str, ...], ...] = ((),)
-        if has_verify_option():
-            self._ways = (("--verify", "incremental"), ("--verify", "full"))
         tiny = self.trace("decode-heavy", _TINY)
         replay(tiny)  # fills the compile cache
         #: A replay of next to nothing: the interpreter, its imports and its compiled code.
@@ -89,65 +121,57 @@ class Scale:
     def steps(self) -> list[Figure]:
         """CPU time of a decode step at each context, both ways of verifying."""
         figures = []
-        for way in self._ways:
-            name = way[-1] if way else "as it is"
+        for verify in _STEPS:
             costs = []
             for context in CONTEXTS:
-                costs.append(self._step_us(context, way))
-                print(f"  {name}, context {context}: {costs[-1]:.0f} us a step", flush=True)
+                costs.append(self._step(context, verify))
+                print(f"  {verify}, context {context}: {costs[-1]}", flush=True)
+            first = costs[0]
             figures += [
                 Figure(
-                    f"decode step, batch 8, {name}, context {context:,}",
-                    f"{cost:,.0f} us",
+                    f"decode step, batch 8, {verify}, context {context:,}",
+                    str(cost),
                     f"context {CONTEXTS[0]:,}; flat is up to {_FLAT}",
-                    f"{costs[0]:,.0f} us",
-                    cost / costs[0],
+                    str(first),
+                    cost.us / first.us if cost.is_known and first.is_known else None,
                 )
                 for context, cost in zip(CONTEXTS[1:], costs[1:], strict=True)
             ]
         return figures
 
-    def _step_us(self, context: int, way: Sequence[str]) -> float:
-        steps, least = 100, self._seconds / 5
-        few, many = (self._folder / f"context-{k}.pt" for k in ("few", "many"))
-        scale_traces.long_context(few, context=context, steps=4)
-        before = replay(few, *way).cpu_s
-        while True:
-            scale_traces.long_context(many, context=context, steps=4 + steps)
-            grown = replay(many, *way).cpu_s - before
-            if grown >= least or steps >= _MOST_STEPS:
-                # Less than this is lost between two starts of the interpreter.
-                return 1e6 * max(grown, 0.01) / steps
-            steps *= 8
+    def _step(self, context: int, verify: str) -> StepCost:
+        path = self._folder / "context.pt"
+        runs = []
+        for steps in _STEPS[verify]:
+            scale_traces.long_context(path, context=context, steps=steps)
+            runs.append(replay_s(path, verify))
+        few, many = runs
+        steps = _STEPS[verify][1] - _STEPS[verify][0]
+        grown, noise = many[0] - few[0], max(few[-1] - few[0], many[-1] - many[0])
+        return StepCost(1e6 * max(grown, noise) / steps, is_known=grown > 2 * noise)
 
-    def _size(self, shape: str) -> tuple[int, float]:
-        """Tokens N so that 4 N take about the time given; CPU seconds a token so far."""
+    def _size(self, shape: str) -> int:
+        """Tokens N so that 4 N take about the time given."""
+        replay_s(self.trace(shape, _SIZES[0]), rounds=1)  # loads the kernels
         tokens = _SIZES[0]
-        run = replay(self.trace(shape, tokens))
         for larger in _SIZES[1:]:
-            cost = max(run.cpu_s - self.start.cpu_s, 0.01) / tokens
+            cost = replay_s(self.trace(shape, tokens), rounds=1)[0] / tokens
             if 4 * larger * cost > self._seconds:
                 break
             tokens = larger
-            run = replay(self.trace(shape, tokens))
-        return tokens, max(run.cpu_s - self.start.cpu_s, 0.01) / tokens
+        return tokens
 
     def throughput(self, shape: str) -> list[Figure]:
-        """Linearity and speed of one shape, its floor, and reading alone."""
+        """Linearity and speed of one shape, and its floor."""
         from benchmarks.floor import floor_seconds
 
-        tokens, _ = self._size(shape)
+        tokens = self._size(shape)
         print(f"  {shape}: N = {tokens:,} tokens", flush=True)
         paths = [self.trace(shape, n) for n in (tokens, 4 * tokens)]
         recorded = [_recorded(path) for path in paths]
-        runs = [replay(path) for path in paths]
-        costs = [(run.cpu_s - self.start.cpu_s) / n for run, n in zip(runs, recorded, strict=True)]
+        costs = [replay_s(path)[0] / n for path, n in zip(paths, recorded, strict=True)]
         floor, floor_tokens = floor_seconds(paths[0])
-        read = run_command([*KVCANARY, "trace", "validate", str(paths[1])])
-        nothing = run_command([*KVCANARY, "trace", "validate", str(self.trace(shape, _TINY))])
-        whole = recorded[1] / runs[1].wall_s
-        size = paths[1].stat().st_size
-        read_s = max(read.cpu_s - nothing.cpu_s, 1e-3)
+        whole = recorded[1] / replay(paths[1]).wall_s
         floor_ns = 1e9 * floor / floor_tokens
         return [
             Figure(
@@ -165,18 +189,11 @@ class Scale:
                 1e9 * costs[1] / floor_ns,
             ),
             Figure(
-                f"{shape}, tokens a second by the clock, start included",
+                f"{shape}, {recorded[1]:,} tokens, tokens a second by the clock, start included",
                 f"{whole:,.0f}",
                 "target on a quiet machine",
                 f"{TARGETS[shape]:,}",
                 whole / TARGETS[shape],
-            ),
-            Figure(
-                f"{shape}, reading and checking, CPU time a token",
-                f"{1e9 * read_s / recorded[1]:,.0f} ns",
-                f"copy of its {size / recorded[1]:.0f} bytes a token",
-                f"{1e9 * copy_seconds(size) / recorded[1]:,.0f} ns",
-                read_s / copy_seconds(size),
             ),
         ]
 
@@ -241,20 +258,6 @@ def _recorded(path: Path) -> int:
     from kvcanary_cli.trace.pt_reader import load_stored
 
     return len(load_stored(path).tables["forward"].columns["out_cache_loc"].values)
-
-
-def copy_seconds(size_bytes: int) -> float:
-    """CPU seconds that a copy of so many bytes takes here, the best of three."""
-    import numpy as np
-
-    source = np.ones(min(size_bytes, 1 << 28), dtype=np.uint8)
-    target = np.ones_like(source)
-    best = float("inf")
-    for _ in range(3):
-        start = time.thread_time()
-        np.copyto(target, source)
-        best = min(best, time.thread_time() - start)
-    return best * size_bytes / len(source)
 
 
 def kept_bytes(slots: int, rows: int, row_len: int) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 KVCANARY = (sys.executable, "-m", "kvcanary_cli")
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,6 +56,13 @@ def run_command(command: Sequence[str]) -> Run:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}:\n{output}")
     scale = 1 if sys.platform == "darwin" else 1024
     return Run(wall_s, used.ru_utime + used.ru_stime, used.ru_maxrss * scale, output)
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """CPU seconds, of all threads of this process, that a call takes."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start
 
 
 @dataclass(frozen=True, slots=True)

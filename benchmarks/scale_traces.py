@@ -14,6 +14,7 @@ A replay finds nothing in them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from benchmarks.scale_segments import CODE, Lists, SegmentAssembler
 from kvcanary_cli.trace.writer import open_writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -344,6 +345,16 @@ def header(*, slots: int, batch: int, row_len: int) -> dict[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def _server(path: Path | str, *, slots: int, batch: int, row_len: int) -> Iterator[Server]:
+    """A server whose whole trace is in ``path`` at the end."""
+    sizes = {"slots": slots, "batch": batch, "row_len": row_len}
+    with open_writer(path, header(**sizes), overwrite=True) as writer:
+        server = Server(writer.write, **sizes)
+        yield server
+        server.flush()
+
+
 def decode_heavy(
     path: Path | str,
     *,
@@ -372,9 +383,7 @@ def decode_heavy(
     """
     steps, members = decode // groups, max(1, batch // groups)
     row_len = shared + prefill * 5 // 4 + decode + 2
-    sizes = {"slots": slots, "batch": batch, "row_len": row_len}
-    with open_writer(path, header(**sizes), overwrite=True) as writer:
-        server = Server(writer.write, **sizes)
+    with _server(path, slots=slots, batch=batch, row_len=row_len) as server:
         if shared:
             server.share(shared)
 
@@ -390,7 +399,6 @@ def decode_heavy(
             server.decode(np.sort(np.concatenate(list(running))), steps)
             server.finish(running.popleft())
             running.append(arrive())
-        server.flush()
     return server.recorded
 
 
@@ -418,15 +426,12 @@ def prefill_heavy(
     Returns:
         Tokens recorded.
     """
-    sizes = {"slots": slots, "batch": batch, "row_len": prefill + decode + 2}
-    with open_writer(path, header(**sizes), overwrite=True) as writer:
-        server = Server(writer.write, **sizes)
+    with _server(path, slots=slots, batch=batch, row_len=prefill + decode + 2) as server:
         while server.recorded < tokens:
             rows = np.array([server.begin(prefill) for _ in range(batch)])
             server.prefill(rows, chunk)
             server.decode(rows, decode)
             server.finish(rows)
-        server.flush()
     return server.recorded
 
 
@@ -445,14 +450,11 @@ def long_context(
     Returns:
         Tokens recorded.
     """
-    needed = batch * (context + steps)
-    sizes = {"slots": slots or needed, "batch": batch, "row_len": context + steps + 2}
-    with open_writer(path, header(**sizes), overwrite=True) as writer:
-        server = Server(writer.write, **sizes)
+    needed, row_len = batch * (context + steps), context + steps + 2
+    with _server(path, slots=slots or needed, batch=batch, row_len=row_len) as server:
         rows = np.array([server.begin(context) for _ in range(batch)])
         server.prefill(rows, 8192)
         server.decode(rows, steps)
-        server.flush()
     return server.recorded
 
 
