@@ -216,7 +216,8 @@ def main(argv: list[str] | None = None) -> int:
     report.check("golden files", golden_differences(backend, args.golden, golden_limit))
     report.check("random cases", random_differences(backend, cases))
     report.check("requests that clash", race_differences(backend, *races))
-    from benchmarks.gpu_timing import DRY, FULL, TABLE_HEAD, graph_differences, time_everything
+    from benchmarks.gpu_graph import graph_differences
+    from benchmarks.gpu_timing import DRY, FULL, TABLE_HEAD, time_everything
 
     replays = _INTERPRETED_REPLAYS if args.interpret else _GRAPH_REPLAYS
     report.check("graph replay", graph_differences(backend, replays))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from benchmarks import gpu_check, gpu_timing
+from benchmarks import gpu_check, gpu_graph, gpu_pool, gpu_timing
 from benchmarks.gpu_chain import chain_value
 from kvcanary_cli.abi.constants import CHAIN_HEAD_HASH
 from kvcanary_cli.backends import get_backend
@@ -46,7 +46,7 @@ def test_interpreted_run_is_equal_and_written_down(
 
 @pytest.fixture
 def _no_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_timing, "graph_differences", lambda *_: iter([None]))
+    monkeypatch.setattr(gpu_graph, "graph_differences", lambda *_: iter([None]))
     monkeypatch.setattr(gpu_timing, "time_everything", lambda *_: [])
 
 
@@ -80,19 +80,19 @@ def test_without_a_gpu_one_line_and_its_own_status() -> None:
 
 
 def test_graph_check_compares_what_a_step_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(gpu_timing.graph_differences(get_backend("triton"), 1)) == {None}
-    does_nothing = gpu_timing.capture(lambda: None, "cpu")
-    monkeypatch.setattr(gpu_timing, "capture", lambda *_: does_nothing)
-    assert None not in set(gpu_timing.graph_differences(get_backend("triton"), 1))
+    assert set(gpu_graph.graph_differences(get_backend("triton"), 1)) == {None}
+    does_nothing = gpu_graph.capture(lambda: None, "cpu")
+    monkeypatch.setattr(gpu_graph, "capture", lambda *_: does_nothing)
+    assert None not in set(gpu_graph.graph_differences(get_backend("triton"), 1))
 
 
 def test_timing_covers_every_operation_on_clean_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small sizes, and the step run once instead of being timed."""
-    pools: list[gpu_timing.Pool] = []
+    pools: list[gpu_pool.Pool] = []
 
     def measure(step: Callable[[], None], _device: str) -> tuple[float, float, float]:
         step()
-        if isinstance(pool := getattr(step, "__self__", None), gpu_timing.Pool):
+        if isinstance(pool := getattr(step, "__self__", None), gpu_pool.Pool):
             pools.append(pool)
             assert int(pool.context["violation_write_index"]) == 0
         return 2.0, 1.0, 3.0
@@ -128,13 +128,13 @@ def test_the_timed_chain_is_the_canarys_chain(steps: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_captured_step_equals_the_eager_one() -> None:
-    assert set(gpu_timing.graph_differences(get_backend("triton"), 5)) == {None}
+    assert set(gpu_graph.graph_differences(get_backend("triton"), 5)) == {None}
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_no_launch_waits_for_the_device() -> None:
-    pool = gpu_timing.Pool(get_backend("triton"), rows=4, prefix=8, extend=2, num_slots=512)
+    pool = gpu_pool.Pool(get_backend("triton"), rows=4, prefix=8, extend=2, num_slots=512)
     pool.step()
     torch.cuda.set_sync_debug_mode("error")
     try:
