@@ -121,11 +121,12 @@ class FindingBook:
         positions: Ints,
         *,
         read: bool = True,
+        lane: tuple[str, str] = ("target", "FULL"),
     ) -> None:
         """A finding that no canary violation shows; ``read`` = ``victim`` read or was fed it."""
-        finding = self.by_cause.get(self.cause_key(cause, "target", "FULL"))
+        finding = self.by_cause.get(self.cause_key(cause, *lane))
         if finding is None:
-            finding = self.new(cause, "target", "FULL", victim, step)
+            finding = self.new(cause, *lane, victim, step)
         finding.follows.update(cause.follows)
         if read and victim is not None:
             finding.blast_radius[victim] = None

@@ -15,16 +15,17 @@ from kvcanary_cli.attribution.book import ONE_STEP, FindingBook
 from kvcanary_cli.attribution.chunk_ends import is_chunk_end
 from kvcanary_cli.attribution.compiled_ledger import CompiledLedger
 from kvcanary_cli.attribution.consequences import fold_consequences
-from kvcanary_cli.attribution.contents import Namespaces, Sidecars
 from kvcanary_cli.attribution.damage import Cause, Damage
 from kvcanary_cli.attribution.follow import Follower
 from kvcanary_cli.attribution.ledger import FREE, NOBODY, TREE
 from kvcanary_cli.attribution.moved_damage import MovedDamage
+from kvcanary_cli.attribution.namespaces import Namespaces
 from kvcanary_cli.attribution.own_frees import OwnFreeReads
 from kvcanary_cli.attribution.positions import check_positions
 from kvcanary_cli.attribution.ranks import RankRecord
 from kvcanary_cli.attribution.rules import Classifier
 from kvcanary_cli.attribution.rules.index import CELL_NOT_MAPPED
+from kvcanary_cli.attribution.sidecars import Sidecars
 from kvcanary_cli.attribution.snapshot import Snapshots
 from kvcanary_cli.attribution.transfer_races import TransferRaces
 from kvcanary_cli.attribution.unread import explain_unread
@@ -67,7 +68,7 @@ class Diagnoser:
             header.records,
             self._is_cached_chain,
         )
-        self._sidecars = Sidecars(header, follower)
+        self._sidecars = Sidecars(follower)
         self._namespaces = Namespaces(follower)
         self._snapshots = Snapshots(follower)
         self._races = TransferRaces(follower, self._snapshots)
@@ -109,6 +110,7 @@ class Diagnoser:
         event, races = int(segment.index[k]), self._races
         if kind == "copy":
             self._moved_damage.copy(segment, row, event, races.copy(segment, row, event))
+            self._sidecars.copied(segment, row)
         elif kind == "transfer_begin":
             races.begin(segment, row, event)
         elif kind in ("transfer_end", "transfer_fail"):
@@ -203,7 +205,7 @@ class Diagnoser:
         lut = None if self.replay is None else self.replay.pool.lut
         self.follower.written(forward, self._lanes, self._codes, self._foreign, lut)
         self._explain_overwritten(forward, found)
-        self._sidecars.written(forward, self._lanes[0])
+        self._sidecars.written(forward, self._lanes)
 
     def _explain_overwritten(self, forward: Forward, found: list[ViolationChunk]) -> None:
         """One row of the batch wrote what another one of it reads: the model saw the new content.

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-_POOL_LANE = {
+#: Lane of each pool on the device.
+POOL_LANE = {
     "full": ("target", "FULL"),
     "swa": ("target", "SWA"),
     "draft": ("draft", "FULL"),
@@ -112,7 +113,7 @@ class CopyEvents:
         foreign: NDArray[np.bool_] | bool = False
         if pool == "full" and by is not None:
             foreign = self._rules.write(dst, np.full(len(dst), writer, dtype=np.int32), event, None)
-        writes = self._lane(*_POOL_LANE[pool])
+        writes = self._lane(*POOL_LANE[pool])
         src_pool = text("src_pool") or pool
         if pool == "full" and by is None and isinstance(source, list):
             src = np.array(source, dtype=np.int64)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.attribution.events import extend, rank_head
 from tests.attribution.helpers import diagnose
-from tests.attribution.test_ranks import extend, head
 
 Event = dict[str, Any]
 
@@ -32,7 +32,7 @@ def _run(reloaded: str | None, names: tuple[str, str]) -> list[Event]:
 
 
 def _head() -> Event:
-    base = head(0)
+    base = rank_head(0)
     return base | {"records": [*base["records"], "namespace"]}
 
 

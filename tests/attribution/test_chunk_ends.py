@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.attribution.events import extend, rank_head
 from tests.attribution.helpers import diagnose
-from tests.attribution.test_ranks import extend, head
 
 Event = dict[str, Any]
 PROMPT = [11, 12, 13, 14, 15, 16]
@@ -36,11 +36,11 @@ def _run(first: list[int], second: list[int], known: list[int]) -> list[Event]:
     ],
 )
 def test_where_the_wrong_token_stands(first: list[int], second: list[int], subtype: str) -> None:
-    finding = diagnose(head(0), _run(first, second, PROMPT)).findings[0]
+    finding = diagnose(rank_head(0), _run(first, second, PROMPT)).findings[0]
     assert (finding.cls, finding.subtype) == ("wrong_token_fed", subtype)
 
 
 def test_a_token_of_another_position_is_not_called_unknown() -> None:
-    (finding,) = diagnose(head(0), _run([11, 12, 13], [13, 14, 15], PROMPT)).findings
+    (finding,) = diagnose(rank_head(0), _run([11, 12, 13], [13, 14, 15], PROMPT)).findings
     assert finding.subtype == "wrong_input_id"
     assert "not in the request's history" not in " ".join(finding.evidence)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kvcanary_cli.attribution.custody import Custody
 from kvcanary_cli.attribution.ledger import Names
 from kvcanary_cli.attribution.ownership import OwnershipRules
+from tests.attribution.events import HEAD, decode, life, numbered
 from tests.attribution.helpers import diagnose
-from tests.attribution.test_gaps_and_lives import HEAD, _decode, _life, _numbered
 
 Event = dict[str, Any]
 HEAD_P = HEAD | {"records": [*HEAD["records"], "prefix"]}
@@ -28,8 +28,8 @@ def _free(owner: str, *slots: int) -> Event:
     "frees", [[_free("A", 5, 5)], [_free("A", 5), _free("A", 5)], [_free("A", 5)]]
 )
 def test_a_slot_that_one_alloc_hands_out_twice_comes_back_twice(frees: list[Event]) -> None:
-    events = _life("A", [1, 2], [5, 5], row=1, step=1)
-    events = _numbered([*events, *_decode("A", 9, 6, row=1, position=2, step=2), *frees])
+    events = life("A", [1, 2], [5, 5], row=1, step=1)
+    events = numbered([*events, *decode("A", 9, 6, row=1, position=2, step=2), *frees])
     diagnosis = diagnose(HEAD, events)
     (finding,) = diagnosis.findings
     assert (finding.cls, finding.subtype, finding.cause_event) == ("double_alloc",) * 2 + (1,)
@@ -44,7 +44,7 @@ def test_either_holders_free_follows_from_the_double_alloc(order: tuple[str, ...
         {"kind": "alloc", "owner": "C", "slots": [3]},
         *(_free(who, 3) for who in order),
     ]
-    findings = diagnose(HEAD, _numbered(events)).findings
+    findings = diagnose(HEAD, numbered(events)).findings
     causes = sorted((f.subtype, f.cause_event) for f in findings)
     second = 2 + [k for k, who in enumerate(order) if who == "B"][1]
     assert causes == [("double_alloc", 1), ("double_free", second)]
@@ -56,7 +56,7 @@ def test_a_stranger_on_a_contested_slot_is_a_second_fault() -> None:
         {"kind": "alloc", "owner": "C", "slots": [3]},
         _free("Z", 3),
     ]
-    findings = diagnose(HEAD, _numbered(events)).findings
+    findings = diagnose(HEAD, numbered(events)).findings
     assert sorted((f.subtype, f.cause_event) for f in findings) == [
         ("double_alloc", 1),
         ("free_by_non_owner", 2),
@@ -69,18 +69,14 @@ def test_an_early_free_that_its_owner_goes_on_writing_is_one_finding() -> None:
     events = [
         {"kind": "alloc", "owner": "B", "slots": page},
         {"kind": "history", "req": "B", "start": 0, "ids": [1, 2, 3, 4]},
-        *[
-            e
-            for e in _life("B", [1, 2], page[:2], row=1, step=1)
-            if e["kind"] in ("map", "forward")
-        ],
+        *[e for e in life("B", [1, 2], page[:2], row=1, step=1) if e["kind"] in ("map", "forward")],
         _free("B", *page),
-        *_life("C", [21, 22, 23, 24], page, row=2, step=2),
+        *life("C", [21, 22, 23, 24], page, row=2, step=2),
     ]
     for k in (2, 3):
-        grown = _decode("B", 1 + k, page[k], row=1, position=k, step=1 + k)
+        grown = decode("B", 1 + k, page[k], row=1, position=k, step=1 + k)
         events += [e for e in grown if e["kind"] in ("map", "forward")]
-    events = _numbered([*events, *_decode("C", 25, 12, row=2, position=4, step=5)])
+    events = numbered([*events, *decode("C", 25, 12, row=2, position=4, step=5)])
     diagnosis = diagnose(HEAD, events)
     (finding,) = diagnosis.findings
     freed = next(e["i"] for e in events if e["kind"] == "free")
@@ -95,10 +91,10 @@ def test_an_early_free_that_its_owner_goes_on_writing_is_one_finding() -> None:
 def _early_free(n: int, slots: list[int], step: int) -> tuple[list[Event], str]:
     a, b, c, _d = slots
     return [
-        *_life(f"A{n}", [1, 2], [a, b], row=2 * n, step=step),
+        *life(f"A{n}", [1, 2], [a, b], row=2 * n, step=step),
         _free(f"A{n}", a, b),
-        *_life(f"B{n}", [7, 8], [a, b], row=2 * n + 1, step=step + 1),
-        *_decode(f"A{n}", 9, c, row=2 * n, position=2, step=step + 2),
+        *life(f"B{n}", [7, 8], [a, b], row=2 * n + 1, step=step + 1),
+        *decode(f"A{n}", 9, c, row=2 * n, position=2, step=step + 2),
     ], "use_after_free"
 
 
@@ -115,30 +111,30 @@ def _stranger(n: int, slots: list[int], step: int) -> tuple[list[Event], str]:
 def _cell(n: int, slots: list[int], step: int) -> tuple[list[Event], str]:
     a, b, c, d = slots
     return [
-        *_life(f"A{n}", [1, 2], [a, b], row=2 * n, step=step),
-        *_life(f"B{n}", [7, 8], [c, d], row=2 * n + 1, step=step + 1),
+        *life(f"A{n}", [1, 2], [a, b], row=2 * n, step=step),
+        *life(f"B{n}", [7, 8], [c, d], row=2 * n + 1, step=step + 1),
         {"kind": "map", "row": 2 * n, "start": 0, "slots": [c]},
-        *_decode(f"A{n}", 9, d + 1, row=2 * n, position=2, step=step + 2),
+        *decode(f"A{n}", 9, d + 1, row=2 * n, position=2, step=step + 2),
     ], "stale_mapping"
 
 
 def _token(n: int, slots: list[int], step: int) -> tuple[list[Event], str]:
     a, b, c, _d = slots
     events = [
-        *_life(f"A{n}", [1, 2], [a, b], row=2 * n, step=step),
-        *_decode(f"A{n}", 9, c, row=2 * n, position=2, step=step + 1),
+        *life(f"A{n}", [1, 2], [a, b], row=2 * n, step=step),
+        *decode(f"A{n}", 9, c, row=2 * n, position=2, step=step + 1),
     ]
     events[-1]["input_ids"] = [77]
     return events, "wrong_token_fed"
 
 
 def _unread_double_free(n: int, slots: list[int], step: int) -> tuple[list[Event], str]:
-    events = _life(f"A{n}", [1, 2], slots[:2], row=2 * n, step=step)
+    events = life(f"A{n}", [1, 2], slots[:2], row=2 * n, step=step)
     return [*events, _free(f"A{n}", *slots[:2]), _free(f"A{n}", *slots[:2])], "double_alloc"
 
 
 def _given_away(n: int, slots: list[int], step: int) -> tuple[list[Event], str]:
-    events = _life(f"A{n}", [1, 2], slots[:2], row=2 * n, step=step)
+    events = life(f"A{n}", [1, 2], slots[:2], row=2 * n, step=step)
     own = {"kind": "own", "from": f"B{n}", "owner": "tree", "slots": slots[:2]}
     return [*events, own], "double_alloc"
 
@@ -158,7 +154,7 @@ def _in_order(parts: list[list[Event]], turns: list[int]) -> list[Event]:
                 step += 1
                 event = event | {"step": step}
             out.append(event)
-    return _numbered(out)
+    return numbered(out)
 
 
 @given(

@@ -6,18 +6,10 @@ from typing import Any
 
 import pytest
 
+from tests.attribution.events import HEAD, decode, index_of, life, numbered
 from tests.attribution.helpers import diagnose
-from tests.attribution.test_gaps_and_lives import HEAD, _decode, _life, _numbered
 
 Event = dict[str, Any]
-
-
-def _i(events: list[Event], kind: str, **fields: object) -> int:
-    return next(
-        e["i"]
-        for e in events
-        if e["kind"] == kind and all(e.get(name) == value for name, value in fields.items())
-    )
 
 
 def _incoming(*, dst: list[int], late: bool) -> list[Event]:
@@ -25,7 +17,7 @@ def _incoming(*, dst: list[int], late: bool) -> list[Event]:
     copy = {"kind": "copy", "src": {"req": "A", "pos": [s - 1 for s in dst]}, "dst": dst}
     came = [copy | {"id": "T", "via": "rdma", "by": "A"}, {"kind": "transfer_end", "id": "T"}]
     begin = {"kind": "transfer_begin", "id": "T", "req": "A", "slots": [1, 2, 3], "via": "rdma"}
-    read = _decode("A", 14, 4, row=1, position=3, step=1)
+    read = decode("A", 14, 4, row=1, position=3, step=1)
     return [
         {"kind": "history", "req": "A", "start": 0, "ids": [11, 12, 13]},
         {"kind": "alloc", "owner": "A", "slots": [1, 2, 3]},
@@ -38,21 +30,21 @@ def _incoming(*, dst: list[int], late: bool) -> list[Event]:
 
 
 def test_a_read_before_the_transfer_arrived_says_when_it_did() -> None:
-    events = _numbered(_incoming(dst=[1, 2, 3], late=True))
+    events = numbered(_incoming(dst=[1, 2, 3], late=True))
     (finding,) = diagnose(HEAD, events).findings
     assert (finding.cls, finding.confidence) == ("unwritten_read", "certain")
     text = " ".join(finding.evidence)
-    assert f"ended at event {_i(events, 'transfer_end')}" in text
-    assert f"its copy came at event {_i(events, 'copy')}, after the read" in text
+    assert f"ended at event {index_of(events, 'transfer_end')}" in text
+    assert f"its copy came at event {index_of(events, 'copy')}, after the read" in text
     assert "no copy of it is recorded" not in text
 
 
 @pytest.mark.parametrize("dst", [[1, 2], [1], [2, 3]])
 def test_a_transfer_that_ended_without_some_of_its_slots(dst: list[int]) -> None:
-    events = _numbered(_incoming(dst=dst, late=False))
+    events = numbered(_incoming(dst=dst, late=False))
     (finding,) = diagnose(HEAD, events).findings
     assert (finding.cls, finding.subtype) == ("transfer_mismatch", "incomplete_transfer")
-    assert finding.cause_event == _i(events, "transfer_end")
+    assert finding.cause_event == index_of(events, "transfer_end")
     assert finding.slots == {1, 2, 3} - set(dst)
     assert any("transfer T began" in text for text in finding.evidence)
 
@@ -60,32 +52,32 @@ def test_a_transfer_that_ended_without_some_of_its_slots(dst: list[int]) -> None
 @pytest.mark.parametrize("freed", [True, False])
 @pytest.mark.parametrize("src", [[12, 13], [11, 12]])
 def test_a_copy_to_slots_that_were_another_requests_all_along(src: list[int], freed: bool) -> None:
-    former = [*_life("X", [1, 2], [1, 2], row=4, step=1), {"kind": "finish", "req": "X"}]
-    events = _numbered(
+    former = [*life("X", [1, 2], [1, 2], row=4, step=1), {"kind": "finish", "req": "X"}]
+    events = numbered(
         [
             *(former if freed else []),
             *([{"kind": "free", "owner": "X", "slots": [1, 2]}] if freed else []),
-            *_life("A", [11, 12, 13], [11, 12, 13], row=1, step=2),
-            *_life("B", [21, 22], [1, 2], row=2, step=3),
+            *life("A", [11, 12, 13], [11, 12, 13], row=1, step=2),
+            *life("B", [21, 22], [1, 2], row=2, step=3),
             {"kind": "copy", "src": src, "dst": [1, 2], "via": "d2d", "by": "A", "canary": True},
-            *_decode("B", 23, 4, row=2, position=2, step=4),
+            *decode("B", 23, 4, row=2, position=2, step=4),
         ]
     )
     (finding,) = diagnose(HEAD, events).findings
     assert (finding.cls, finding.subtype) == ("transfer_mismatch", "wrong_pages")
     assert (finding.victim, finding.culprit.req) == ("B", "A")
-    assert finding.cause_event == _i(events, "copy")
+    assert finding.cause_event == index_of(events, "copy")
     assert not any("changed hands" in r.because for r in finding.ruled_out)
 
 
 def test_a_copy_without_canary_rows_says_so_and_is_one_finding() -> None:
-    events = _numbered(
+    events = numbered(
         [
-            *_life("A", [11, 12, 13], [11, 12, 13], row=1, step=1),
+            *life("A", [11, 12, 13], [11, 12, 13], row=1, step=1),
             {"kind": "alloc", "owner": "A", "slots": [1, 2, 3]},
             {"kind": "copy", "src": [11, 12, 13], "dst": [1, 2, 3], "by": "A", "canary": False},
             {"kind": "map", "row": 1, "start": 0, "slots": [1, 2, 3]},
-            *_decode("A", 14, 4, row=1, position=3, step=2),
+            *decode("A", 14, 4, row=1, position=3, step=2),
         ]
     )
     (finding,) = diagnose(HEAD, events).findings
@@ -102,22 +94,22 @@ def test_a_copy_without_canary_rows_says_so_and_is_one_finding() -> None:
 def test_a_flush_through_a_row_that_has_another_tenant(
     end: str, by: dict[str, str], released: bool
 ) -> None:
-    events = _numbered(
+    events = numbered(
         [
-            *_life("A", [11, 12, 13], [1, 2, 3], row=1, step=1),
+            *life("A", [11, 12, 13], [1, 2, 3], row=1, step=1),
             {"kind": "deferred_write", "req": "A", "pos": [2]},
             {"kind": end, "req": "A"},
             {"kind": "free", "owner": "A", "slots": [1, 2, 3]},
             *([{"kind": "row_release", "row": 1, "req": "A"}] if released else []),
-            *_life("B", [21, 22, 23], [4, 5, 6], row=1, step=2),
+            *life("B", [21, 22, 23], [4, 5, 6], row=1, step=2),
             {"kind": "copy", "src": {"req": "A", "pos": [2]}, "dst": [6], "via": "flush", **by}
             | {"via_row": 1, "canary": True},
-            *_decode("B", 24, 7, row=1, position=3, step=3),
+            *decode("B", 24, 7, row=1, position=3, step=3),
         ]
     )
     (finding,) = diagnose(HEAD, events).findings
     assert (finding.cls, finding.subtype) == ("late_write", "deferred_flush_through_reused_row")
     assert (finding.victim, finding.culprit.req, finding.slots) == ("B", "A", {6})
-    assert finding.cause_event == _i(events, "row_release" if released else "copy")
-    assert finding.corrupting_event == _i(events, "copy")
+    assert finding.cause_event == index_of(events, "row_release" if released else "copy")
+    assert finding.corrupting_event == index_of(events, "copy")
     assert finding.confidence == ("certain" if released else "probable")

@@ -16,20 +16,13 @@ from kvcanary_cli.attribution.diagnose import Diagnosis, diagnose_trace
 from kvcanary_cli.attribution.report import Report
 from kvcanary_cli.replay.options import ReplayOptions
 from kvcanary_cli.report import replay_json, replay_text
+from tests.attribution.events import HEAD, decode, life, numbered
 from tests.attribution.helpers import SCENARIOS, diagnose, events_of
 from tests.replay.helpers import UNCHECKED, MemoryReader
 from tests.trace.strategies import traces
 
 CASES = sorted(p.name for p in SCENARIOS.glob("S*.jsonl"))
 NO_NUMBER = "-92233720368"
-HEAD = {
-    "kind": "header",
-    "format": "kvcanary-trace",
-    "version": 1,
-    "engine": {"name": "x"},
-    "pool": {"slots": 64, "rows": 9, "row_len": 64},
-    "records": ["forward", "map", "alloc", "request", "history", "transfer"],
-}
 
 
 def _said(diagnosis: Diagnosis) -> str:
@@ -74,73 +67,26 @@ def test_any_valid_trace_is_diagnosed(trace: tuple[dict[str, Any], list[dict[str
     _said(diagnosis)
 
 
-def _life(req: str, ids: list[int], slots: list[int], row: int, step: int) -> list[dict[str, Any]]:
-    n = len(ids)
-    return [
-        {"kind": "history", "req": req, "start": 0, "ids": ids},
-        {"kind": "alloc", "owner": req, "slots": slots},
-        {"kind": "map", "row": row, "start": 0, "slots": slots},
-        {
-            "kind": "forward",
-            "step": step,
-            "forward_mode": "EXTEND",
-            "reqs": [req],
-            "req_pool_indices": [row],
-            "seq_lens": [n],
-            "input_ids": ids,
-            "positions": list(range(n)),
-            "out_cache_loc": slots,
-            "extend_prefix_lens": [0],
-            "extend_seq_lens": [n],
-        },
-    ]
-
-
-def _decode(
-    req: str, token: int, slot: int, row: int, position: int, step: int
-) -> list[dict[str, Any]]:
-    return [
-        {"kind": "history", "req": req, "start": position, "ids": [token]},
-        {"kind": "alloc", "owner": req, "slots": [slot]},
-        {"kind": "map", "row": row, "start": position, "slots": [slot]},
-        {
-            "kind": "forward",
-            "step": step,
-            "forward_mode": "DECODE",
-            "reqs": [req],
-            "req_pool_indices": [row],
-            "seq_lens": [position + 1],
-            "input_ids": [token],
-            "positions": [position],
-            "out_cache_loc": [slot],
-        },
-    ]
-
-
-def _numbered(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [e | {"i": i} for i, e in enumerate(events)]
-
-
 @pytest.mark.parametrize("end", ["finish", "abort"])
 @pytest.mark.parametrize("freed", [True, False])
 def test_a_name_that_comes_back_is_another_request(end: str, freed: bool) -> None:
     """A longer first life must leave no tokens behind; slots it kept are said when it ends."""
-    events = _life("A", [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6], row=1, step=1)
+    events = life("A", [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6], row=1, step=1)
     if freed:
         events.append({"kind": "free", "owner": "A", "slots": [1, 2, 3, 4, 5, 6]})
     events += [{"kind": end, "req": "A"}, {"kind": "row_release", "row": 1, "req": "A"}]
-    events += _life("A", [1, 2, 9], [7, 8, 9], row=2, step=2)
+    events += life("A", [1, 2, 9], [7, 8, 9], row=2, step=2)
     for k in range(4):
-        events += _decode("A", 77 + k, 10 + k, row=2, position=3 + k, step=3 + k)
-    diagnosis = diagnose(HEAD, _numbered(events))
+        events += decode("A", 77 + k, 10 + k, row=2, position=3 + k, step=3 + k)
+    diagnosis = diagnose(HEAD, numbered(events))
     assert not diagnosis.findings
     assert not diagnosis.ownership
     events += [{"kind": "free", "owner": "A", "slots": list(range(7, 14))}]
     events += [{"kind": "finish", "req": "A"}]
     for step in (8, 9, 10):
         slots = [20 + 3 * (step - 8) + k for k in range(3)]
-        events += _life(f"B{step}", [5, 6, 7], slots, row=step - 5, step=step)
-    diagnosis = diagnose(HEAD, _numbered(events))
+        events += life(f"B{step}", [5, 6, 7], slots, row=step - 5, step=step)
+    diagnosis = diagnose(HEAD, numbered(events))
     leaked = [set(o.slots) for o in diagnosis.ownership if o.what == "leak"]
     assert leaked == ([] if freed else [{1, 2, 3, 4, 5, 6}])
 
@@ -148,7 +94,7 @@ def test_a_name_that_comes_back_is_another_request(end: str, freed: bool) -> Non
 @pytest.mark.parametrize("tier", ["host", "remote", "disk"])
 @pytest.mark.parametrize("extra", [{}, {"dst_pool": "full"}, {"via": "h2d"}, {"by": "A"}])
 def test_what_comes_back_from_another_tier_was_written(tier: str, extra: dict[str, str]) -> None:
-    events = _life("A", [1, 2, 3, 4], [1, 2, 3, 4], row=1, step=1)
+    events = life("A", [1, 2, 3, 4], [1, 2, 3, 4], row=1, step=1)
     there = [100, 101, 102, 103]
     events += [
         {"kind": "copy", "src": [1, 2, 3, 4], "dst": there, "dst_pool": tier, "via": "d2h"},
@@ -158,19 +104,19 @@ def test_what_comes_back_from_another_tier_was_written(tier: str, extra: dict[st
         {"kind": "copy", "src": there, "dst": [11, 12, 13, 14], "src_pool": tier} | extra,
         {"kind": "map", "row": 2, "start": 0, "slots": [11, 12, 13, 14]},
     ]
-    events += _decode("A", 9, 15, row=2, position=4, step=2)
-    diagnosis = diagnose(HEAD, _numbered(events))
+    events += decode("A", 9, 15, row=2, position=4, step=2)
+    diagnosis = diagnose(HEAD, numbered(events))
     assert not diagnosis.findings
     assert not diagnosis.ownership
 
 
 @pytest.mark.parametrize(("steps", "found"), [((1, 1), False), ((2, 2), True), ((3, None), False)])
 def test_steps_filter_what_needs_no_forward(steps: tuple[int, int | None], found: bool) -> None:
-    events = _life("A", [1, 2, 3, 4], [1, 2, 3, 4], row=1, step=1)
+    events = life("A", [1, 2, 3, 4], [1, 2, 3, 4], row=1, step=1)
     events += [{"kind": "free", "owner": "A", "slots": [9]}] * 2
-    events += _decode("A", 9, 5, row=1, position=4, step=2)
-    events += _decode("A", 9, 6, row=1, position=5, step=3)
-    reader = MemoryReader(HEAD, _numbered(events))
+    events += decode("A", 9, 5, row=1, position=4, step=2)
+    events += decode("A", 9, 6, row=1, position=5, step=3)
+    reader = MemoryReader(HEAD, numbered(events))
     options = ReplayOptions(backend="cpu", steps=steps)
     diagnosis = diagnose_trace(reader, options, UNCHECKED)
     assert bool(diagnosis.findings) is found

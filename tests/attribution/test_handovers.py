@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.attribution.events import HEAD, decode, life, numbered
 from tests.attribution.helpers import diagnose
-from tests.attribution.test_gaps_and_lives import HEAD, _decode, _life, _numbered
 from tests.attribution.test_takeovers import TWO
 
 Event = dict[str, Any]
@@ -25,7 +25,7 @@ def _place(events: list[Event], **wanted: Any) -> int:
 @pytest.mark.parametrize("owner", ["tree", "C"])
 @pytest.mark.parametrize("entry", [None, "e"])
 def test_it_is_broken_when_it_happens(owner: str, entry: str | None) -> None:
-    events = _numbered([*TWO, _own("A", owner, [2, 3], entry)])
+    events = numbered([*TWO, _own("A", owner, [2, 3], entry)])
     diagnosis = diagnose(HEAD, events)
     (broken,) = diagnosis.ownership
     assert (broken.what, broken.event) == ("own_by_non_owner", events[-1]["i"])
@@ -38,13 +38,13 @@ def test_it_is_broken_when_it_happens(owner: str, entry: str | None) -> None:
 
 def test_the_damage_after_an_eviction_goes_back_to_the_hand_over() -> None:
     """The cache's free is right: it was made the owner."""
-    events = _numbered(
+    events = numbered(
         [
             *TWO,
             _own("A", "tree", [3, 4], "e"),
             {"kind": "free", "owner": "tree", "slots": [3, 4], "reason": "evict"},
-            *_life("C", [7, 8], [3, 4], row=3, step=3),
-            *_decode("B", 9, 5, row=2, position=2, step=4),
+            *life("C", [7, 8], [3, 4], row=3, step=3),
+            *decode("B", 9, 5, row=2, position=2, step=4),
             {"kind": "free", "owner": "B", "slots": [3, 4, 5]},
         ]
     )
@@ -70,21 +70,21 @@ def test_the_damage_after_an_eviction_goes_back_to_the_hand_over() -> None:
     ],
 )
 def test_what_an_owner_gives_breaks_nothing(own: Event) -> None:
-    diagnosis = diagnose(HEAD, _numbered([*TWO, own]))
+    diagnosis = diagnose(HEAD, numbered([*TWO, own]))
     assert not diagnosis.ownership
     assert not diagnosis.findings
 
 
 def test_naming_again_what_the_cache_has_breaks_nothing() -> None:
     """A request inserts its whole prefix, of which the cache holds the first part."""
-    events = _numbered([*TWO, _own("A", "tree", [1, 2], "a"), _own("B", "tree", [1, 2, 3], "b")])
+    events = numbered([*TWO, _own("A", "tree", [1, 2], "a"), _own("B", "tree", [1, 2, 3], "b")])
     assert not diagnose(HEAD, events).ownership
 
 
 def test_the_last_holder_of_forked_slots_gives_them_for_its_parent() -> None:
-    events = _numbered(
+    events = numbered(
         [
-            *_life("A", [1, 2], [1, 2], row=1, step=1),
+            *life("A", [1, 2], [1, 2], row=1, step=1),
             {"kind": "fork", "parent": "A", "child": "B", "shared": [1, 2]},
             {"kind": "history", "req": "B", "start": 0, "ids": [1, 2]},
             {"kind": "map", "row": 2, "start": 0, "slots": [1, 2]},
@@ -97,16 +97,16 @@ def test_the_last_holder_of_forked_slots_gives_them_for_its_parent() -> None:
 
 def test_what_the_cache_took_from_the_free_list_is_handed_out_again() -> None:
     """One cause: the hand-over; the alloc that follows did nothing wrong."""
-    events = _numbered(
+    events = numbered(
         [
-            *_life("A", [1, 2], [1, 2], row=1, step=1),
+            *life("A", [1, 2], [1, 2], row=1, step=1),
             {"kind": "free", "owner": "A", "slots": [1, 2]},
             _own("A", "tree", [1, 2], "e"),
-            *_life("C", [7, 8], [1, 2], row=2, step=2),
+            *life("C", [7, 8], [1, 2], row=2, step=2),
             {"kind": "history", "req": "D", "start": 0, "ids": [1, 2, 9]},
             {"kind": "match", "req": "D", "entry": "e", "slots": [1, 2]},
             {"kind": "map", "row": 3, "start": 0, "slots": [1, 2]},
-            *_decode("D", 9, 5, row=3, position=2, step=3),
+            *decode("D", 9, 5, row=3, position=2, step=3),
         ]
     )
     (finding,) = diagnose(HEAD, events).findings
@@ -119,14 +119,14 @@ def test_one_owner_at_every_event_is_said_only_where_it_is_true() -> None:
     """The cache's early free is told apart from slots that had two holders before."""
     text = "exactly one owner at every event"
     for first in ([], [{"kind": "free", "owner": "Z", "slots": [3]}]):
-        events = _numbered(
+        events = numbered(
             [
                 *TWO,
                 *first,
                 *([{"kind": "alloc", "owner": "B", "slots": [3]}] if first else []),
                 {"kind": "free", "owner": "B", "slots": [3, 4]},
-                *_life("C", [7, 8], [3, 4], row=3, step=3),
-                *_decode("B", 9, 5, row=2, position=2, step=4),
+                *life("C", [7, 8], [3, 4], row=3, step=3),
+                *decode("B", 9, 5, row=2, position=2, step=4),
             ]
         )
         said = {
@@ -140,16 +140,16 @@ def test_one_owner_at_every_event_is_said_only_where_it_is_true() -> None:
 @pytest.mark.parametrize("read", [True, False])
 def test_the_timeline_marks_a_hand_over_that_is_the_cause_once(read: bool) -> None:
     events = [
-        *_life("A", [1, 2], [1, 2], row=1, step=1),
+        *life("A", [1, 2], [1, 2], row=1, step=1),
         {"kind": "own", "from": "Z", "owner": "tree", "slots": [1, 2], "entry": "p"},
     ]
     if read:
         events += [
             {"kind": "free", "owner": "tree", "slots": [1, 2]},
-            *_life("B", [5, 6], [1, 2], row=2, step=2),
-            *_decode("A", 7, 3, row=1, position=2, step=3),
+            *life("B", [5, 6], [1, 2], row=2, step=2),
+            *decode("A", 7, 3, row=1, position=2, step=3),
         ]
-    (finding,) = diagnose(HEAD, _numbered(events)).findings
+    (finding,) = diagnose(HEAD, numbered(events)).findings
     assert finding.cause_event == 4
     assert finding.facts is not None
     told = [e for e in finding.facts.life if e.event == 4 and e.what == "own_by_non_owner"]

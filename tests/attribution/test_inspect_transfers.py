@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvcanary_cli.cli.main import main
-from tests.attribution.test_gaps_and_lives import HEAD, _life, _numbered
+from tests.attribution.events import HEAD, life, numbered
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,7 @@ def _ask(
     events: list[dict[str, Any]], tmp_path: Path, capsys: Any, *args: str, code: int = 0
 ) -> Any:
     path = tmp_path / "trace.jsonl"
-    path.write_text("".join(json.dumps(e) + "\n" for e in [HEAD, *_numbered(events)]))
+    path.write_text("".join(json.dumps(e) + "\n" for e in [HEAD, *numbered(events)]))
     assert main(["inspect", str(path), *args, "--format", "json"]) == code
     captured = capsys.readouterr()
     return json.loads(captured.out) if code == 0 else captured.err
@@ -40,7 +40,7 @@ def test_the_end_of_a_transfer_is_told(
     begin = {"kind": "transfer_begin", "id": "T", "req": "A", "slots": [1, 2], "via": "rdma"}
     told = end | {"id": "T"} | ({"reason": reason} if reason and "fail" in end["kind"] else {})
     other = end | {"id": "U"}
-    events = [*_life("A", [1, 2], [1, 2], row=1, step=1), begin, other, told]
+    events = [*life("A", [1, 2], [1, 2], row=1, step=1), begin, other, told]
     answer = _ask(events, tmp_path, capsys, *ask)
     (line,) = [each for each in answer["lines"] if each["what"] == end["kind"]]
     assert line["event"] == len(events) - 1
@@ -51,7 +51,7 @@ def test_the_end_of_a_transfer_is_told(
 def test_a_slot_is_on_the_free_list_twice(tmp_path: Path, capsys: Any) -> None:
     free = {"kind": "free", "owner": "A", "slots": [1, 2]}
     again = free | {"slots": [2]}
-    events = [*_life("A", [1, 2], [1, 2], row=1, step=1), free, again]
+    events = [*life("A", [1, 2], [1, 2], row=1, step=1), free, again]
     once = _ask(events, tmp_path, capsys, "--at", str(len(events) - 2))
     twice = _ask(events, tmp_path, capsys, "--at", str(len(events) - 1))
     assert "free_more_than_once" not in once["facts"]
@@ -60,7 +60,7 @@ def test_a_slot_is_on_the_free_list_twice(tmp_path: Path, capsys: Any) -> None:
 
 def test_the_prefix_cache_is_no_request(tmp_path: Path, capsys: Any) -> None:
     own = {"kind": "own", "from": "A", "owner": "tree", "slots": [1, 2], "entry": "e"}
-    events = [*_life("A", [1, 2], [1, 2], row=1, step=1), own]
+    events = [*life("A", [1, 2], [1, 2], row=1, step=1), own]
     said = _ask(events, tmp_path, capsys, "--req", "ZZ", code=5)
     assert "tree" not in said
     assert "A" in said

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from kvcanary_cli.report.finding_block import block_lines
 from kvcanary_cli.report.finding_scene import scene_dict
+from tests.attribution.events import HEAD, decode, life, numbered
 from tests.attribution.helpers import diagnose
 from tests.attribution.test_consequences import FAULTS, HEAD_P, _in_order
-from tests.attribution.test_gaps_and_lives import HEAD, _decode, _life, _numbered
 from tests.attribution.test_takeovers import TWO
 
 Event = dict[str, Any]
@@ -51,7 +51,7 @@ def _labels(diagnosis: Any) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("name", sorted(UNREAD))
 def test_what_nobody_read_is_not_called_read(name: str) -> None:
     acts, label = UNREAD[name]
-    diagnosis = diagnose(HEAD_P, _numbered([*TWO, *acts]))
+    diagnosis = diagnose(HEAD_P, numbered([*TWO, *acts]))
     (finding,) = diagnosis.findings
     assert finding.subtype == name
     lines = _labels(diagnosis)
@@ -65,11 +65,11 @@ def test_what_nobody_read_is_not_called_read(name: str) -> None:
 @pytest.mark.parametrize("name", ["double_alloc", "free_by_non_owner", "own_by_non_owner"])
 def test_an_ended_owner_loses_nothing(name: str) -> None:
     acts, _ = UNREAD[name]
-    diagnosis = diagnose(HEAD, _numbered([*TWO, {"kind": "finish", "req": "B"}, *acts]))
+    diagnosis = diagnose(HEAD, numbered([*TWO, {"kind": "finish", "req": "B"}, *acts]))
     (finding,) = diagnosis.findings
     assert finding.victim is None
     # Whoever ends later was running when its slot was taken.
-    diagnosis = diagnose(HEAD, _numbered([*TWO, *acts, {"kind": "finish", "req": "B"}]))
+    diagnosis = diagnose(HEAD, numbered([*TWO, *acts, {"kind": "finish", "req": "B"}]))
     (finding,) = diagnosis.findings
     assert finding.victim == "B"
 
@@ -81,10 +81,10 @@ def test_an_ended_reader_is_not_affected() -> None:
         *TWO,
         {"kind": "free", "owner": "B", "slots": [3, 4]},
         {"kind": "finish", "req": "B"},
-        *_life("C", [7, 8], [3, 4], row=3, step=3),
-        *[e for e in _decode("B", 5, 9, row=2, position=2, step=4) if e["kind"] != "alloc"],
+        *life("C", [7, 8], [3, 4], row=3, step=3),
+        *[e for e in decode("B", 5, 9, row=2, position=2, step=4) if e["kind"] != "alloc"],
     ]
-    diagnosis = diagnose(HEAD, _numbered(events))
+    diagnosis = diagnose(HEAD, numbered(events))
     (finding,) = diagnosis.findings
     assert (finding.victim, list(finding.blast_radius)) == ("B", [])
     assert any("B had ended" in text for text in finding.evidence)

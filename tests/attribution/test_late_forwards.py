@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.attribution.events import HEAD, decode, life, numbered
 from tests.attribution.helpers import diagnose
-from tests.attribution.test_gaps_and_lives import HEAD, _decode, _life, _numbered
 
 Event = dict[str, Any]
 HEAD_L = HEAD | {"records": [*HEAD["records"], "launch"]}
@@ -15,23 +15,23 @@ HEAD_L = HEAD | {"records": [*HEAD["records"], "launch"]}
 
 def _overrun(taken: list[int], *, before: bool, launched: bool) -> list[Event]:
     """A's last decode lands behind its free, before or after C's first write of what it got."""
-    grown = _decode("A", 14, 5, row=1, position=4, step=9)
-    decode, first = grown[-1], [1, 2, 3, 4, 5]
-    start = _life("A", [11, 12, 13, 15], first[:4], row=1, step=1)
-    tenant = _life("C", [31, 32, 33][: len(taken)], taken, row=3, step=9)
+    grown = decode("A", 14, 5, row=1, position=4, step=9)
+    last, first = grown[-1], [1, 2, 3, 4, 5]
+    start = life("A", [11, 12, 13, 15], first[:4], row=1, step=1)
+    tenant = life("C", [31, 32, 33][: len(taken)], taken, row=3, step=9)
     events = [*start, *grown[:-1]]
     if launched:
         events.append({"kind": "launch", "req": "A", "step": 2 if before else 3, "slots": [5]})
     events += [{"kind": "finish", "req": "A"}, {"kind": "free", "owner": "A", "slots": first}]
     events += tenant[:-1]
-    events += [decode, tenant[-1]] if before else [tenant[-1], decode]
-    events += _decode("C", 34, 9, row=3, position=len(taken), step=9)
+    events += [last, tenant[-1]] if before else [tenant[-1], last]
+    events += decode("C", 34, 9, row=3, position=len(taken), step=9)
     step = 0
     for k, event in enumerate(events):
         if event["kind"] == "forward":
             step += 1
             events[k] = event | {"step": step}
-    return _numbered(events)
+    return numbered(events)
 
 
 @pytest.mark.parametrize("launched", [True, False])

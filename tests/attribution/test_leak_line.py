@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from kvcanary_cli.cli.main import main
-from tests.attribution.test_gaps_and_lives import HEAD, _decode, _life, _numbered
+from tests.attribution.events import HEAD, decode, life, numbered
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def _last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], last: dict[str, Any]) -> str:
-    events = [*_life("A", [1, 2, 3], [1, 2, 3], row=1, step=1), {"kind": "finish", "req": "A"}]
-    events += [last, *_life("B", [4], [4], row=2, step=2)]
+    events = [*life("A", [1, 2, 3], [1, 2, 3], row=1, step=1), {"kind": "finish", "req": "A"}]
+    events += [last, *life("B", [4], [4], row=2, step=2)]
     for k in range(3):
-        events += _decode("B", 5 + k, 5 + k, row=2, position=1 + k, step=3 + k)
+        events += decode("B", 5 + k, 5 + k, row=2, position=1 + k, step=3 + k)
     path = tmp_path / "t.jsonl"
-    path.write_text("\n".join(map(json.dumps, [HEAD, *_numbered(events)])))
+    path.write_text("\n".join(map(json.dumps, [HEAD, *numbered(events)])))
     assert main(["replay", str(path)]) == 1
     return capsys.readouterr().out.splitlines()[-1]
 

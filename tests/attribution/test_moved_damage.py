@@ -7,25 +7,16 @@ from typing import Any
 
 import pytest
 
+from tests.attribution.events import HEAD, decode, index_of, life, numbered
 from tests.attribution.helpers import diagnose
-from tests.attribution.test_gaps_and_lives import HEAD, _decode, _life, _numbered
 
 Event = dict[str, Any]
-
-
-def _i(events: list[Event], kind: str, **fields: object) -> int:
-    """``i`` of the first event of a kind with these fields."""
-    return next(
-        e["i"]
-        for e in events
-        if e["kind"] == kind and all(e.get(name) == value for name, value in fields.items())
-    )
 
 
 def _late() -> list[Event]:
     """C runs, and its next token goes to A's slot."""
     return [
-        *_life("C", [31], [5], row=3, step=2),
+        *life("C", [31], [5], row=3, step=2),
         {"kind": "map", "row": 3, "start": 1, "slots": [13]},
         {"kind": "history", "req": "C", "start": 1, "ids": [32]},
         {
@@ -45,12 +36,12 @@ def _late() -> list[Event]:
 def _early() -> list[Event]:
     return [
         {"kind": "free", "owner": "A", "slots": [13], "reason": "dedup"},
-        *_life("C", [31], [13], row=3, step=2),
+        *life("C", [31], [13], row=3, step=2),
     ]
 
 
 def _twice() -> list[Event]:
-    return _life("C", [31], [13], row=3, step=2)
+    return life("C", [31], [13], row=3, step=2)
 
 
 @pytest.mark.parametrize("hops", [1, 2])
@@ -74,36 +65,36 @@ def test_a_copy_is_not_blamed_for_what_it_moved(
             {"kind": "copy", "src": src, "dst": dst, "via": "d2d", "canary": True, **by},
             {"kind": "map", "row": 1, "start": 0, "slots": dst},
         ]
-    events = _numbered(
+    events = numbered(
         [
-            *_life("A", [11, 12, 13], places[0], row=1, step=1),
+            *life("A", [11, 12, 13], places[0], row=1, step=1),
             *damage(),
             *moves,
-            *_decode("A", 14, 8, row=1, position=3, step=4),
+            *decode("A", 14, 8, row=1, position=3, step=4),
         ]
     )
     (finding,) = diagnose(HEAD, events).findings
     assert (finding.cls, finding.victim, finding.culprit.req) == (cls, "A", "C")
-    assert finding.cause_event == _i(events, cause[0], **cause[1])
+    assert finding.cause_event == index_of(events, cause[0], **cause[1])
     assert finding.slots == {places[-1][2]}
     assert any("moved it from slot 13 to slot 3" in text for text in finding.evidence)
 
 
 def test_a_copy_of_the_wrong_slots_is_to_blame() -> None:
     """The mover's row never led to what it copied."""
-    events = _numbered(
+    events = numbered(
         [
-            *_life("A", [11, 12, 13], [11, 12, 13], row=1, step=1),
-            *_life("C", [31, 32], [5, 6], row=3, step=2),
+            *life("A", [11, 12, 13], [11, 12, 13], row=1, step=1),
+            *life("C", [31, 32], [5, 6], row=3, step=2),
             {"kind": "alloc", "owner": "A", "slots": [1, 2, 3]},
             {"kind": "copy", "src": [11, 12, 6], "dst": [1, 2, 3], "via": "d2d", "by": "A"},
             {"kind": "map", "row": 1, "start": 0, "slots": [1, 2, 3]},
-            *_decode("A", 14, 8, row=1, position=3, step=4),
+            *decode("A", 14, 8, row=1, position=3, step=4),
         ]
     )
     (finding,) = diagnose(HEAD, events).findings
     assert finding.cls == "transfer_mismatch"
-    assert finding.cause_event == _i(events, "copy")
+    assert finding.cause_event == index_of(events, "copy")
 
 
 def _hash(phase: str, step: int, slots: list[int], values: list[int]) -> Event:
@@ -118,14 +109,14 @@ def test_bytes_that_changed_behind_a_replaced_slot_are_no_rewrite(
     flipped = replaced + 1
     found = {slot: 100 + slot for slot in (1, 2, 3)} | {flipped: 999}
     found.pop(replaced)
-    events = _numbered(
+    events = numbered(
         [
-            *_life("A", [11, 12, 13], [1, 2, 3], row=1, step=1),
+            *life("A", [11, 12, 13], [1, 2, 3], row=1, step=1),
             _hash("after", 1, [1, 2, 3], [101, 102, 103]),
             *([{"kind": "free", "owner": "A", "slots": [replaced]}] if freed else []),
-            *_life("C", [31], [replaced], row=3, step=2),
+            *life("C", [31], [replaced], row=3, step=2),
             _hash("before", 3, list(found), list(found.values())),
-            *_decode("A", 14, 6, row=1, position=3, step=3),
+            *decode("A", 14, 6, row=1, position=3, step=3),
         ]
     )
     head = HEAD | {"records": [*HEAD["records"], "kv_hash"]}  # type: ignore[misc]
@@ -137,44 +128,44 @@ def test_bytes_that_changed_behind_a_replaced_slot_are_no_rewrite(
 
 
 def test_a_cell_that_was_never_set_is_a_mapping_fault() -> None:
-    decode = _decode("A", 14, 5, row=1, position=3, step=2)
-    written = [e for e in decode if e["kind"] != "map"]
-    events = _numbered(
+    unset = decode("A", 14, 5, row=1, position=3, step=2)
+    written = [e for e in unset if e["kind"] != "map"]
+    events = numbered(
         [
-            *_life("A", [11, 12, 13], [1, 2, 3], row=1, step=1),
+            *life("A", [11, 12, 13], [1, 2, 3], row=1, step=1),
             *written,
-            *_decode("A", 15, 6, row=1, position=4, step=3),
-            *_decode("A", 16, 7, row=1, position=5, step=4),
+            *decode("A", 15, 6, row=1, position=4, step=3),
+            *decode("A", 16, 7, row=1, position=5, step=4),
         ]
     )
     (finding,) = diagnose(HEAD, events).findings
     assert (finding.cls, finding.subtype) == ("stale_mapping", "cell_not_mapped")
-    assert finding.cause_event == _i(events, "forward", step=2)
+    assert finding.cause_event == index_of(events, "forward", step=2)
     assert (finding.slots, finding.seam_slots) == ({5}, set())
 
 
 def test_a_position_that_nobody_wrote_has_no_slot() -> None:
-    events = _numbered(
+    events = numbered(
         [
-            *_life("A", [11, 12, 13], [1, 2, 3], row=1, step=1),
+            *life("A", [11, 12, 13], [1, 2, 3], row=1, step=1),
             {"kind": "history", "req": "A", "start": 3, "ids": [14]},
-            *_decode("A", 15, 5, row=1, position=4, step=2),
+            *decode("A", 15, 5, row=1, position=4, step=2),
         ]
     )
     (finding,) = diagnose(HEAD, events).findings
     assert (finding.cls, finding.subtype) == ("stale_mapping", "cell_not_mapped")
-    assert finding.cause_event == _i(events, "forward", step=2)
+    assert finding.cause_event == index_of(events, "forward", step=2)
 
 
 @pytest.mark.parametrize("freed", [True, False])
 def test_a_wrong_token_behind_damage_is_no_unwritten_read(freed: bool) -> None:
-    wrong = _decode("A", 14, 6, row=1, position=3, step=3)
+    wrong = decode("A", 14, 6, row=1, position=3, step=3)
     fed = [e | {"input_ids": [77]} if e["kind"] == "forward" else e for e in wrong]
-    events = _numbered(
+    events = numbered(
         [
-            *_life("A", [11, 12, 13], [1, 2, 3], row=1, step=1),
+            *life("A", [11, 12, 13], [1, 2, 3], row=1, step=1),
             *([{"kind": "free", "owner": "A", "slots": [3]}] if freed else []),
-            *_life("B", [21, 22], [5, 3], row=2, step=2),
+            *life("B", [21, 22], [5, 3], row=2, step=2),
             *fed,
         ]
     )

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.attribution.events import extend, rank_head
 from tests.attribution.helpers import diagnose
-from tests.attribution.test_ranks import extend, head
 
 Event = dict[str, Any]
 
@@ -28,7 +28,7 @@ def test_whether_the_publisher_had_ended_tells_which(ends: bool, subtype: str) -
         extend(2, "D", 3, 4, [15], [8]),
     ]
     events = [{**event, "i": i} for i, event in enumerate(events)]
-    finding = diagnose(head(0), events).findings[0]
+    finding = diagnose(rank_head(0), events).findings[0]
     assert (finding.cls, finding.subtype) == ("prefix_index", subtype)
     assert (finding.cause_event, finding.victim, finding.slots) == (4, "D", {4})
     assert any("ended" in line for line in finding.evidence) == ends

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.attribution.events import HEAD, decode, life, numbered
 from tests.attribution.helpers import diagnose
-from tests.attribution.test_gaps_and_lives import HEAD, _decode, _life, _numbered
 
 Event = dict[str, Any]
 FREE: Event = {"kind": "free", "owner": "A", "slots": [1, 2]}
@@ -16,19 +16,19 @@ WITH_LAUNCH = HEAD | {"records": [*HEAD["records"], "launch"]}
 
 def _step(token: int, slot: int, position: int, step: int) -> list[Event]:
     """A decode of A in row 1 whose slot is there already."""
-    return [e for e in _decode("A", token, slot, 1, position, step) if e["kind"] != "alloc"]
+    return [e for e in decode("A", token, slot, 1, position, step) if e["kind"] != "alloc"]
 
 
 def _begin() -> list[Event]:
     """A has three tokens, and slots for three further ones."""
     return [
         {"kind": "alloc", "owner": "A", "slots": [4, 5, 6]},
-        *_life("A", [1, 2, 3], [1, 2, 3], row=1, step=1),
+        *life("A", [1, 2, 3], [1, 2, 3], row=1, step=1),
     ]
 
 
 def test_a_request_that_goes_on_is_accused() -> None:
-    events = _numbered([*_begin(), FREE, *_decode("A", 9, 7, row=1, position=3, step=2)])
+    events = numbered([*_begin(), FREE, *decode("A", 9, 7, row=1, position=3, step=2)])
     diagnosis = diagnose(HEAD, events)
     (finding,) = diagnosis.findings
     freed = next(e["i"] for e in events if e["kind"] == "free")
@@ -54,12 +54,12 @@ def test_a_launched_overrun_is_none(end: str | None, launched: bool) -> None:
         [*_begin(), *queue, FREE, *ends, *_step(9, 4, 3, 2)],
         [*_begin(), *queue, *ends, FREE, *_step(9, 4, 3, 2)],
     ):
-        assert not diagnose(WITH_LAUNCH, _numbered(events)).findings
+        assert not diagnose(WITH_LAUNCH, numbered(events)).findings
 
 
 def test_work_that_was_queued_after_the_free_is_no_overrun() -> None:
     queue = {"kind": "launch", "step": 2, "req": "A"}
-    events = _numbered([*_begin(), FREE, queue, *_step(9, 4, 3, 2)])
+    events = numbered([*_begin(), FREE, queue, *_step(9, 4, 3, 2)])
     (finding,) = diagnose(WITH_LAUNCH, events).findings
     assert (finding.cls, finding.victim, finding.confidence) == ("use_after_free", "A", "certain")
 
@@ -69,7 +69,7 @@ def test_three_steps_behind_the_free_are_no_overrun(steps: int, found: bool) -> 
     events = [*_begin(), FREE]
     for k in range(steps):
         events += _step(9 + k, 4 + k, 3 + k, 2 + k)
-    findings = diagnose(HEAD, _numbered(events)).findings
+    findings = diagnose(HEAD, numbered(events)).findings
     assert [f.confidence for f in findings] == (["probable"] if found else [])
 
 
@@ -77,17 +77,17 @@ def test_an_ended_request_is_left_alone_whatever_it_is_given() -> None:
     events = [*_begin(), FREE, {"kind": "finish", "req": "A"}]
     for k in range(3):
         events += _step(9 + k, 4 + k, 3 + k, 2 + k)
-    assert not diagnose(HEAD, _numbered(events)).findings
+    assert not diagnose(HEAD, numbered(events)).findings
 
 
 def test_damage_of_the_same_free_is_the_same_finding() -> None:
     """Slot 1 is taken by another and read, slot 2 still lies free: one early free."""
-    events = _numbered(
+    events = numbered(
         [
             *_begin(),
             FREE,
-            *_life("C", [7], [1], row=2, step=2),
-            *_decode("A", 9, 7, row=1, position=3, step=3),
+            *life("C", [7], [1], row=2, step=2),
+            *decode("A", 9, 7, row=1, position=3, step=3),
         ]
     )
     (finding,) = diagnose(HEAD, events).findings
@@ -98,14 +98,14 @@ def test_damage_of_the_same_free_is_the_same_finding() -> None:
 def test_a_name_that_came_back_is_another_request(tokens: int) -> None:
     """Its row leads to what the one before it gave back."""
     events = [
-        *_life("A", [1, 2, 3], [1, 2, 3], row=1, step=1),
+        *life("A", [1, 2, 3], [1, 2, 3], row=1, step=1),
         {"kind": "finish", "req": "A"},
         {"kind": "free", "owner": "A", "slots": [1, 2, 3]},
         {"kind": "map", "row": 2, "start": 0, "slots": [1, 2, 3]},
     ]
     for k in range(tokens):
-        events += _decode("A", 9 + k, 7 + k, row=2, position=3 + k, step=2 + k)
-    diagnosis = diagnose(HEAD, _numbered(events))
+        events += decode("A", 9 + k, 7 + k, row=2, position=3 + k, step=2 + k)
+    diagnosis = diagnose(HEAD, numbered(events))
     (finding,) = diagnosis.findings
     assert [(o.what, o.actor) for o in diagnosis.ownership] == [("read_of_free", "A")]
     assert (finding.cls, finding.cause_event, finding.victim) == ("use_after_free", 5, "A")

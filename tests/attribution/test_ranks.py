@@ -9,6 +9,7 @@ import pytest
 
 from kvcanary_cli.attribution.report import Report
 from kvcanary_cli.report.finding_summary import summary_line
+from tests.attribution.events import extend, rank_head
 from tests.attribution.helpers import diagnose
 
 if TYPE_CHECKING:
@@ -17,39 +18,6 @@ if TYPE_CHECKING:
     from kvcanary_cli.attribution.diagnose import Diagnosis
 
 Event = dict[str, Any]
-
-
-def head(rank: int, tokens: str = "raw") -> Event:
-    return {
-        "kind": "header",
-        "format": "kvcanary-trace",
-        "version": 1,
-        "engine": {"name": "synthetic"},
-        "rank": {"tp": rank, "tp_size": 2, "pp": 0, "pp_size": 1, "dp": 0, "dp_size": 1},
-        "pool": {"slots": 30, "rows": 9, "row_len": 64},
-        "chain": "splitmix64-mix3",
-        "tokens": tokens,
-        "records": ["forward", "map", "alloc", "request", "history", "prefix"],
-    }
-
-
-def extend(
-    step: int, req: str, row: int, prefix: int, tokens: list[int], slots: list[int]
-) -> Event:
-    positions = list(range(prefix, prefix + len(tokens)))
-    return {
-        "kind": "forward",
-        "step": step,
-        "forward_mode": "EXTEND",
-        "reqs": [req],
-        "req_pool_indices": [row],
-        "seq_lens": [prefix + len(tokens)],
-        "input_ids": tokens,
-        "positions": positions,
-        "out_cache_loc": slots,
-        "extend_prefix_lens": [prefix],
-        "extend_seq_lens": [len(tokens)],
-    }
 
 
 def _prefill(step: int, req: str, row: int, tokens: list[int], slots: list[int]) -> list[Event]:
@@ -86,8 +54,8 @@ def _run(entry: str = "P1", cached: tuple[int, int] = (1, 2)) -> list[Event]:
 
 def _report(others: list[Event], tokens: str = "raw") -> Report:
     traces: list[Diagnosis] = [
-        diagnose(head(0, tokens), _run()),
-        diagnose(head(1, tokens), others),
+        diagnose(rank_head(0, tokens), _run()),
+        diagnose(rank_head(1, tokens), others),
     ]
     assert not any(trace.findings for trace in traces)
     return Report.of(traces)
@@ -147,7 +115,7 @@ def test_slots_alone_may_differ() -> None:
 
 
 def test_ranks_that_were_compared_are_not_blind_to_differences() -> None:
-    alone = Report.of([diagnose(head(0), _run())])
+    alone = Report.of([diagnose(rank_head(0), _run())])
     assert "rank_divergence" in alone.traces[0].replay.coverage.blind_to
     for trace in _report(_run()).traces:
         assert "rank_divergence" not in trace.replay.coverage.blind_to

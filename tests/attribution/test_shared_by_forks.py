@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.attribution.events import HEAD, decode, life, numbered
 from tests.attribution.helpers import diagnose
-from tests.attribution.test_gaps_and_lives import HEAD, _decode, _life, _numbered
 
 Event = dict[str, Any]
 HEAD_F = HEAD | {"records": [*HEAD["records"], "fork", "prefix"]}
@@ -16,12 +16,12 @@ SHARED = [1, 2, 3]
 
 def _forked(**more: Any) -> list[Event]:
     return [
-        *_life("A", [11, 12, 13], SHARED, row=1, step=1),
+        *life("A", [11, 12, 13], SHARED, row=1, step=1),
         {"kind": "fork", "parent": "A", "child": "B", "shared": SHARED} | more,
         {"kind": "history", "req": "B", "start": 0, "ids": [11, 12, 13]},
         {"kind": "map", "row": 2, "start": 0, "slots": SHARED},
-        *_decode("B", 14, 5, row=2, position=3, step=2),
-        *_decode("A", 15, 4, row=1, position=3, step=3),
+        *decode("B", 14, 5, row=2, position=3, step=2),
+        *decode("A", 15, 4, row=1, position=3, step=3),
     ]
 
 
@@ -32,9 +32,9 @@ def test_the_first_to_free_takes_them_from_the_other(first: str, other: str, reu
     cause = len(events)
     events.append({"kind": "free", "owner": first, "slots": [*SHARED, {"A": 4, "B": 5}[first]]})
     if reused:
-        events += _life("C", [31, 32, 33], SHARED, row=3, step=4)
-    events += _decode(other, 16, 6, row={"A": 1, "B": 2}[other], position=4, step=5)
-    diagnosis = diagnose(HEAD_F, _numbered(events))
+        events += life("C", [31, 32, 33], SHARED, row=3, step=4)
+    events += decode(other, 16, 6, row={"A": 1, "B": 2}[other], position=4, step=5)
+    diagnosis = diagnose(HEAD_F, numbered(events))
     (finding,) = diagnosis.findings
     assert (finding.cls, finding.subtype) == ("use_after_free", "shared_slot_refcount")
     assert (finding.cause_event, finding.victim) == (cause, other)
@@ -56,12 +56,12 @@ def test_either_may_give_them_to_the_cache(first: str, other: str, entry: str | 
         *_forked(),
         own(first),
         {"kind": "finish", "req": first},
-        *_decode(other, 16, 6, row={"A": 1, "B": 2}[other], position=4, step=4),
+        *decode(other, 16, 6, row={"A": 1, "B": 2}[other], position=4, step=4),
         own(other),
         {"kind": "finish", "req": other},
         {"kind": "free", "owner": "tree", "slots": SHARED, "reason": "evict"},
     ]
-    diagnosis = diagnose(HEAD_F, _numbered(events))
+    diagnosis = diagnose(HEAD_F, numbered(events))
     assert not diagnosis.ownership
     assert not diagnosis.findings
 
@@ -75,13 +75,13 @@ def test_what_a_fork_shared_before_the_slots_last_alloc_gives_nobody_a_part(owne
         {"kind": "fork", "parent": "C", "child": "D", "shared": SHARED},
         {"kind": "free", "owner": owner, "slots": SHARED},
     ]
-    diagnosis = diagnose(HEAD_F, _numbered(events))
+    diagnosis = diagnose(HEAD_F, numbered(events))
     assert [(o.what, o.actor) for o in diagnosis.ownership] == [("free_by_non_owner", owner)]
 
 
 @pytest.mark.parametrize("copied", [True, False])
 def test_a_copy_that_the_fork_meant_and_nobody_made_is_told(copied: bool) -> None:
-    start = _life("A", [11, 12, 13], SHARED, row=1, step=1)
+    start = life("A", [11, 12, 13], SHARED, row=1, step=1)
     events = [
         {"kind": "alloc", "owner": "A", "slots": [4]},
         *start,
@@ -94,9 +94,9 @@ def test_a_copy_that_the_fork_meant_and_nobody_made_is_told(copied: bool) -> Non
     if copied:
         events.append({"kind": "copy", "src": [4], "dst": [8], "via": "cow", "by": "B"})
     for req, row, step in (("A", 1, 2), ("B", 2, 3)):
-        grown = _decode(req, 10 + step, 4, row=row, position=3, step=step)
+        grown = decode(req, 10 + step, 4, row=row, position=3, step=step)
         events += [grown[0], grown[3]]
-    events = _numbered([*events, *_decode("A", 17, 5, row=1, position=4, step=4)])
+    events = numbered([*events, *decode("A", 17, 5, row=1, position=4, step=4)])
     (finding,) = diagnose(HEAD_F, events).findings
     fork = next(e["i"] for e in events if e["kind"] == "fork")
     assert (finding.cls, finding.culprit.req, finding.victim) == ("late_write", "B", "A")

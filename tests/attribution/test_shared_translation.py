@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.attribution.events import HEAD, decode, life, numbered
 from tests.attribution.helpers import diagnose
-from tests.attribution.test_gaps_and_lives import HEAD, _decode, _life, _numbered
 
 Event = dict[str, Any]
 
@@ -20,11 +20,11 @@ def _lut(events: list[Event], full: list[int], swa: list[int]) -> list[Event]:
 
 @pytest.mark.parametrize("shared", [1, 2, 3])
 def test_the_event_that_set_the_table_is_the_cause(shared: int) -> None:
-    events = _numbered(
+    events = numbered(
         [
-            *_lut(_life("A", [11, 12, 13], [1, 2, 3], row=1, step=1), [1, 2, 3], [1, 2, 3]),
-            *_lut(_life("B", [21, 22], [4, 5], row=2, step=2), [4, 5], [shared, 4]),
-            *_lut(_decode("A", 14, 6, row=1, position=3, step=3), [6], [6]),
+            *_lut(life("A", [11, 12, 13], [1, 2, 3], row=1, step=1), [1, 2, 3], [1, 2, 3]),
+            *_lut(life("B", [21, 22], [4, 5], row=2, step=2), [4, 5], [shared, 4]),
+            *_lut(decode("A", 14, 6, row=1, position=3, step=3), [6], [6]),
         ]
     )
     pool = {"slots": 64, "rows": 9, "row_len": 64, "swa_slots": 20, "swa_window": 8}
@@ -39,11 +39,11 @@ def test_the_event_that_set_the_table_is_the_cause(shared: int) -> None:
 
 def test_a_window_slot_beyond_the_full_pool_is_judged() -> None:
     """The window pool may be larger: its slots are no slots of the full pool."""
-    events = _numbered(
+    events = numbered(
         [
-            *_lut(_life("A", [11, 12, 13], [1, 2, 3], row=1, step=1), [1, 2, 3], [11, 12, 13]),
-            *_lut(_life("B", [21, 22], [4, 5], row=2, step=2), [4, 5], [13, 14]),
-            *_lut(_decode("A", 14, 6, row=1, position=3, step=3), [6], [16]),
+            *_lut(life("A", [11, 12, 13], [1, 2, 3], row=1, step=1), [1, 2, 3], [11, 12, 13]),
+            *_lut(life("B", [21, 22], [4, 5], row=2, step=2), [4, 5], [13, 14]),
+            *_lut(decode("A", 14, 6, row=1, position=3, step=3), [6], [16]),
         ]
     )
     pool = {"slots": 8, "rows": 9, "row_len": 64, "swa_slots": 20, "swa_window": 8}

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kvcanary_cli.errors import NothingCheckedError
 from kvcanary_cli.inject.inject import inject_faults, load_run
 from kvcanary_cli.inject.kinds import KINDS
+from tests.attribution.events import HEAD, decode, life, numbered
 from tests.attribution.helpers import CAPTURES, diagnose
-from tests.attribution.test_gaps_and_lives import HEAD, _decode, _life, _numbered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -158,16 +158,16 @@ def test_a_later_fault_is_named_as_if_nothing_had_been_before(
 # A slot in the hands of a clean tenant, or of one that the broken rule left with it: C holds
 # [3, 7] since B gave A's slot 3 to the free list.
 TAKEN = [
-    *_life("A", [11, 12, 13], [1, 2, 3], row=1, step=1),
-    *_life("B", [21, 22], [4, 5], row=2, step=2),
+    *life("A", [11, 12, 13], [1, 2, 3], row=1, step=1),
+    *life("B", [21, 22], [4, 5], row=2, step=2),
     _free("B", [3]),
-    *_life("C", [31, 32], [3, 7], row=3, step=3),
+    *life("C", [31, 32], [3, 7], row=3, step=3),
 ]
 BROKE = next(k for k, e in enumerate(TAKEN) if e["kind"] == "free")
 
 
 def _later(*events: Event) -> list[tuple[str, int | None, str | None, str | None]]:
-    findings = diagnose(HEAD, _numbered([*TAKEN, *events])).findings
+    findings = diagnose(HEAD, numbered([*TAKEN, *events])).findings
     return [
         (f.cls, f.cause_event, f.culprit.req, f.victim) for f in findings if f.cause_event != BROKE
     ]
@@ -176,35 +176,35 @@ def _later(*events: Event) -> list[tuple[str, int | None, str | None, str | None
 @pytest.mark.parametrize("writer", ["B", "X"])
 def test_who_never_had_the_slot_and_writes_it_is_a_fault_of_its_own(writer: str) -> None:
     row = {"B": 2, "X": 6}[writer]
-    stray = _decode(writer, 63, 3, row=row, position=2, step=4)
+    stray = decode(writer, 63, 3, row=row, position=2, step=4)
     if writer == "X":
-        stray = _life("X", [61, 62], [14, 15], row=6, step=4) + _decode("X", 63, 3, 6, 2, 5)
+        stray = life("X", [61, 62], [14, 15], row=6, step=4) + decode("X", 63, 3, 6, 2, 5)
     stray = [e for e in stray if not (e["kind"] == "alloc" and e["slots"] == [3])]
     wrote = len(TAKEN) + len(stray) - 1
-    told = _later(*stray, *_decode("C", 33, 10, row=3, position=2, step=6))
+    told = _later(*stray, *decode("C", 33, 10, row=3, position=2, step=6))
     assert told == [("late_write", wrote, writer, "C")]
 
 
 def test_who_never_had_the_slot_and_copies_into_it_is_a_fault_of_its_own() -> None:
     copy = {"kind": "copy", "src": [4], "dst": [3], "via": "d2d", "by": "B", "canary": True}
-    told = _later(copy, *_decode("C", 33, 10, row=3, position=2, step=4))
+    told = _later(copy, *decode("C", 33, 10, row=3, position=2, step=4))
     assert told == [("transfer_race", len(TAKEN), "B", "C")]
 
 
 def test_a_row_that_is_led_to_the_slot_is_a_fault_of_its_own() -> None:
     cell = {"kind": "map", "row": 2, "start": 1, "slots": [3]}
-    told = _later(cell, *_decode("B", 23, 10, row=2, position=2, step=4))
+    told = _later(cell, *decode("B", 23, 10, row=2, position=2, step=4))
     assert told == [("stale_mapping", len(TAKEN), "B", "B")]
 
 
 def test_what_a_holder_does_still_follows_from_the_first_fault() -> None:
-    assert _later(*_decode("A", 14, 6, row=1, position=3, step=4)) == []
+    assert _later(*decode("A", 14, 6, row=1, position=3, step=4)) == []
     freed = [_finish("A"), _free("A", [1, 2, 3])]
-    given = _life("D", [41, 42], [3, 8], row=4, step=4)
-    assert _later(*freed, *given, *_decode("C", 33, 10, row=3, position=2, step=5)) == []
-    again = [_free("C", [3]), *_life("D", [41, 42], [3, 8], row=4, step=4)]
+    given = life("D", [41, 42], [3, 8], row=4, step=4)
+    assert _later(*freed, *given, *decode("C", 33, 10, row=3, position=2, step=5)) == []
+    again = [_free("C", [3]), *life("D", [41, 42], [3, 8], row=4, step=4)]
     early = len(TAKEN)
-    told = _later(*again, *_decode("C", 33, 10, row=3, position=2, step=5))
+    told = _later(*again, *decode("C", 33, 10, row=3, position=2, step=5))
     assert told == [("use_after_free", early, "D", "C")]
 
 
@@ -213,13 +213,13 @@ def test_what_was_read_behind_a_second_fault_is_not_called_unread() -> None:
         *TAKEN,
         {"kind": "finish", "req": "C"},
         _free("C", [3, 7]),
-        *_life("D", [41, 42], [3, 9], row=4, step=4),
+        *life("D", [41, 42], [3, 9], row=4, step=4),
         _free("B", [3, 9]),
-        *_life("F", [51, 52], [3, 9], row=5, step=5),
-        *_decode("D", 43, 10, row=4, position=2, step=6),
-        *_decode("A", 14, 6, row=1, position=3, step=7),
+        *life("F", [51, 52], [3, 9], row=5, step=5),
+        *decode("D", 43, 10, row=4, position=2, step=6),
+        *decode("A", 14, 6, row=1, position=3, step=7),
     ]
-    findings = diagnose(HEAD, _numbered(events)).findings
+    findings = diagnose(HEAD, numbered(events)).findings
     (first,) = [f for f in findings if f.cause_event == BROKE]
     said = "; ".join(first.evidence)
     assert f"A read it at event {len(events) - 1}" in said

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from tests.attribution.events import HEAD, decode, life, numbered
 from tests.attribution.helpers import diagnose
-from tests.attribution.test_gaps_and_lives import HEAD, _decode, _life, _numbered
 
 Event = dict[str, Any]
 TWO = [
-    *_life("A", [1, 2], [1, 2], row=1, step=1),
-    *_life("B", [3, 4], [3, 4], row=2, step=2),
+    *life("A", [1, 2], [1, 2], row=1, step=1),
+    *life("B", [3, 4], [3, 4], row=2, step=2),
 ]
 
 
@@ -20,9 +20,9 @@ TWO = [
 @pytest.mark.parametrize("via", ["d2d", "cow"])
 def test_a_copy_over_anothers_content_is_the_cause(by: str | None, via: str) -> None:
     copy: Event = {"kind": "copy", "src": [1, 2], "dst": [3, 4], "via": via}
-    events = _numbered([*TWO, copy | ({} if by is None else {"by": by})])
+    events = numbered([*TWO, copy | ({} if by is None else {"by": by})])
     cause = events[-1]["i"]
-    events = _numbered([*events, *_decode("B", 9, 5, row=2, position=2, step=3)])
+    events = numbered([*events, *decode("B", 9, 5, row=2, position=2, step=3)])
     (finding,) = diagnose(HEAD, events).findings
     assert (finding.cls, finding.subtype) == ("transfer_mismatch", "wrong_pages")
     assert (finding.cause_event, finding.culprit.req, finding.victim) == (cause, "A", "B")
@@ -32,7 +32,7 @@ def test_a_copy_over_anothers_content_is_the_cause(by: str | None, via: str) -> 
 @pytest.mark.parametrize("tier", ["host", "remote"])
 def test_a_load_over_anothers_content_is_no_clean_trace(tier: str) -> None:
     copy = {"kind": "copy", "src": [1, 2], "src_pool": tier, "dst": [3, 4], "via": "h2d"}
-    events = _numbered([*TWO, copy, *_decode("B", 9, 5, row=2, position=2, step=3)])
+    events = numbered([*TWO, copy, *decode("B", 9, 5, row=2, position=2, step=3)])
     diagnosis = diagnose(HEAD, events)
     (finding,) = diagnosis.findings
     assert (finding.cls, finding.victim) == ("transfer_race", "B")
@@ -41,12 +41,12 @@ def test_a_load_over_anothers_content_is_no_clean_trace(tier: str) -> None:
 
 def test_copies_within_a_request_accuse_nobody() -> None:
     move = {"kind": "copy", "src": [2], "dst": [4], "via": "d2d"}
-    events = _life("A", [1, 2, 3, 4], [1, 2, 3, 4], row=1, step=1)
-    assert not diagnose(HEAD, _numbered([*events, move])).ownership
+    events = life("A", [1, 2, 3, 4], [1, 2, 3, 4], row=1, step=1)
+    assert not diagnose(HEAD, numbered([*events, move])).ownership
 
 
 def _fork(*ends: Event) -> list[Event]:
-    events = _life("A", [1, 2, 3], [1, 2, 3], row=1, step=1)
+    events = life("A", [1, 2, 3], [1, 2, 3], row=1, step=1)
     events += [
         {"kind": "fork", "parent": "A", "child": "B", "shared": [1, 2, 3]},
         {"kind": "history", "req": "B", "start": 0, "ids": [1, 2, 3]},
@@ -54,8 +54,8 @@ def _fork(*ends: Event) -> list[Event]:
         {"kind": "finish", "req": "A"},
     ]
     for step in range(2, 6):
-        events += _decode("B", step, 8 + step, row=2, position=1 + step, step=step)
-    return _numbered([*events, *ends])
+        events += decode("B", step, 8 + step, row=2, position=1 + step, step=step)
+    return numbered([*events, *ends])
 
 
 def test_a_fork_keeps_what_its_parent_leaves() -> None:
@@ -71,13 +71,13 @@ def test_a_stranger_frees_a_forked_slot_while_its_owner_lives() -> None:
     events = [
         e for e in _fork({"kind": "free", "owner": "Z", "slots": [1]}) if e["kind"] != "finish"
     ]
-    assert [o.what for o in diagnose(HEAD, _numbered(events)).ownership] == ["free_by_non_owner"]
+    assert [o.what for o in diagnose(HEAD, numbered(events)).ownership] == ["free_by_non_owner"]
 
 
 def test_one_alloc_that_hands_a_slot_out_twice() -> None:
-    events = _numbered(_life("A", [1, 2], [5, 5], row=1, step=1))
-    events += _numbered(_decode("A", 9, 6, row=1, position=2, step=2))
-    diagnosis = diagnose(HEAD, _numbered(events))
+    events = numbered(life("A", [1, 2], [5, 5], row=1, step=1))
+    events += numbered(decode("A", 9, 6, row=1, position=2, step=2))
+    diagnosis = diagnose(HEAD, numbered(events))
     assert {f.cls for f in diagnosis.findings} == {"double_alloc"}
     assert diagnosis.findings[0].cause_event == 1
 
@@ -85,10 +85,10 @@ def test_one_alloc_that_hands_a_slot_out_twice() -> None:
 @pytest.mark.parametrize("entry", [None, "e"])
 def test_free_slots_are_not_the_caches_to_take(entry: str | None) -> None:
     own: Event = {"kind": "own", "from": "A", "owner": "tree", "slots": [1, 2]}
-    events = _life("A", [1, 2], [1, 2], row=1, step=1)
+    events = life("A", [1, 2], [1, 2], row=1, step=1)
     events += [
         {"kind": "free", "owner": "A", "slots": [1, 2]},
         own | ({} if entry is None else {"entry": entry}),
     ]
-    (found,) = diagnose(HEAD, _numbered(events)).ownership
+    (found,) = diagnose(HEAD, numbered(events)).ownership
     assert (found.what, found.actor, found.slots) == ("publish_of_free", "A", (1, 2))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.attribution.events import HEAD, decode, index_of, life, numbered
 from tests.attribution.helpers import diagnose
-from tests.attribution.test_gaps_and_lives import HEAD, _decode, _life, _numbered
 
 Event = dict[str, Any]
 HOST = [101, 102, 103]
@@ -19,21 +19,13 @@ STORES = [
 ]
 
 
-def _i(events: list[Event], kind: str, **fields: object) -> int:
-    return next(
-        e["i"]
-        for e in events
-        if e["kind"] == kind and all(e.get(name) == value for name, value in fields.items())
-    )
-
-
 def _store(how: dict[str, str], *inside: Event, copies: bool, last: str = "end") -> list[Event]:
     """A's three slots are stored; what happens ``inside`` comes before the copy reads them."""
     copy: Event = {"kind": "copy", "src": [1, 2, 3], "dst": HOST, "dst_pool": "host", "id": "T1"}
     copy |= {"by": "A", "via": how["via"], "canary": True}
     copy |= {"key": how["key"]} if "key" in how else {}
     return [
-        *_life("A", [11, 12, 13], [1, 2, 3], row=1, step=1),
+        *life("A", [11, 12, 13], [1, 2, 3], row=1, step=1),
         {"kind": "transfer_begin", "id": "T1", "req": "A", "slots": [1, 2, 3], **how},
         *inside,
         *([copy] if copies else []),
@@ -45,7 +37,7 @@ def _given_away() -> list[Event]:
     return [
         {"kind": "finish", "req": "A"},
         {"kind": "free", "owner": "A", "slots": [1, 2, 3]},
-        *_life("B", [21, 22, 23], [1, 2, 3], row=2, step=2),
+        *life("B", [21, 22, 23], [1, 2, 3], row=2, step=2),
     ]
 
 
@@ -56,7 +48,7 @@ def _loaded(via: str) -> list[Event]:
         {"kind": "alloc", "owner": "D", "slots": [5, 6, 7]},
         {"kind": "copy", "src": HOST, "dst": [5, 6, 7], "src_pool": "host", "via": via, "by": "D"},
         {"kind": "map", "row": 3, "start": 0, "slots": [5, 6, 7]},
-        *_decode("D", 14, 8, row=3, position=3, step=3),
+        *decode("D", 14, 8, row=3, position=3, step=3),
     ]
 
 
@@ -64,7 +56,7 @@ def _loaded(via: str) -> list[Event]:
 @pytest.mark.parametrize("read", [True, False])
 def test_a_store_that_reads_another_requests_content(how: dict[str, str], read: bool) -> None:
     later = [{"kind": "match", "req": "D", "entry": "k", "slots": [], "tier": "host"}]
-    events = _numbered(
+    events = numbered(
         [
             *_store(how, *_given_away(), copies=True),
             *later,
@@ -74,8 +66,8 @@ def test_a_store_that_reads_another_requests_content(how: dict[str, str], read: 
     (finding,) = diagnose(HEAD, events).findings
     assert (finding.cls, finding.subtype) == ("transfer_race", f"{how['via']}_read_after_free")
     assert (finding.victim, finding.culprit.req) == ("D" if read else None, "A")
-    assert finding.cause_event == _i(events, "free")
-    assert finding.corrupting_event == _i(events, "copy")
+    assert finding.cause_event == index_of(events, "free")
+    assert finding.corrupting_event == index_of(events, "copy")
     assert finding.slots == ({5, 6, 7} if read else {1, 2, 3})
     matched = any("key k was matched 1 times" in text for text in finding.evidence)
     assert matched == ("key" in how)
@@ -83,10 +75,10 @@ def test_a_store_that_reads_another_requests_content(how: dict[str, str], read: 
 
 @pytest.mark.parametrize("how", STORES)
 def test_a_store_whose_copies_are_not_recorded(how: dict[str, str]) -> None:
-    events = _numbered(_store(how, *_given_away(), copies=False))
+    events = numbered(_store(how, *_given_away(), copies=False))
     (finding,) = diagnose(HEAD, events).findings
     assert (finding.cls, finding.confidence) == ("transfer_race", "probable")
-    assert finding.cause_event == _i(events, "free")
+    assert finding.cause_event == index_of(events, "free")
 
 
 @pytest.mark.parametrize("copies", [True, False])
@@ -98,19 +90,19 @@ def test_slots_that_nobody_got_raced_with_nothing(how: dict[str, str], copies: b
     behind = [*_store(how, copies=copies), *_given_away()]
     failed = _store(how, *_given_away(), copies=False, last="fail")
     for events in (inside, behind, failed):
-        assert not diagnose(HEAD, _numbered(events)).findings
+        assert not diagnose(HEAD, numbered(events)).findings
 
 
 def test_a_host_slot_that_was_stored_anew_is_sound() -> None:
     fresh = [
-        *_life("E", [11, 12, 13], [11, 12, 13], row=4, step=5),
+        *life("E", [11, 12, 13], [11, 12, 13], row=4, step=5),
         {"kind": "copy", "src": [11, 12, 13], "dst": HOST, "dst_pool": "host", "via": "d2h"},
     ]
     damaged = {"kind": "map", "row": 3, "start": 1, "slots": [7]}
     events = [*_store(STORES[0], *_given_away(), copies=True), *fresh]
     load = [e | {"step": 6} if e["kind"] == "forward" else e for e in _loaded("load")]
     at = next(k for k, e in enumerate(load) if e["kind"] == "map") + 1
-    found = diagnose(HEAD, _numbered([*events, *load[:at], damaged, *load[at:]])).findings
+    found = diagnose(HEAD, numbered([*events, *load[:at], damaged, *load[at:]])).findings
     assert [f.cls for f in found if f.victim == "D"] != ["transfer_race"]
 
 
@@ -130,19 +122,19 @@ def _receive(*inside: Event, copies: bool = False) -> list[Event]:
 @pytest.mark.parametrize("copies", [True, False])
 def test_a_load_into_slots_that_were_given_away(copies: bool) -> None:
     freed = {"kind": "free", "owner": "A", "slots": [1, 2, 3]}
-    given = _life("B", [21, 22, 23], [1, 2, 3], row=2, step=1)
-    read = _decode("B", 24, 4, row=2, position=3, step=2)
-    events = _numbered([*_receive(freed, *given, copies=copies), *read])
+    given = life("B", [21, 22, 23], [1, 2, 3], row=2, step=1)
+    read = decode("B", 24, 4, row=2, position=3, step=2)
+    events = numbered([*_receive(freed, *given, copies=copies), *read])
     (finding,) = diagnose(HEAD, events).findings
     assert (finding.cls, finding.subtype) == ("transfer_race", "h2d_write_after_free")
     assert (finding.victim, finding.culprit.req) == ("B", "A")
-    assert finding.cause_event == _i(events, "free")
+    assert finding.cause_event == index_of(events, "free")
     assert finding.confidence == ("certain" if copies else "probable")
 
 
 def test_slots_given_away_behind_the_load_are_sound() -> None:
     freed = {"kind": "free", "owner": "A", "slots": [1, 2, 3]}
-    given = _life("B", [21, 22, 23], [1, 2, 3], row=2, step=1)
-    read = _decode("B", 24, 4, row=2, position=3, step=2)
-    assert not diagnose(HEAD, _numbered([*_receive(), freed, *given, *read])).findings
-    assert not diagnose(HEAD, _numbered(_receive(freed))).findings
+    given = life("B", [21, 22, 23], [1, 2, 3], row=2, step=1)
+    read = decode("B", 24, 4, row=2, position=3, step=2)
+    assert not diagnose(HEAD, numbered([*_receive(), freed, *given, *read])).findings
+    assert not diagnose(HEAD, numbered(_receive(freed))).findings

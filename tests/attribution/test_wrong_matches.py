@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.attribution.events import HEAD, decode, life, numbered
 from tests.attribution.helpers import diagnose
-from tests.attribution.test_gaps_and_lives import HEAD, _decode, _life, _numbered
 
 Event = dict[str, Any]
 HEAD_P = HEAD | {"records": [*HEAD["records"], "prefix", "namespace"]}
@@ -20,7 +20,7 @@ def _published(
     """A and B publish their prompts; C asks for A's and is given ``slots``."""
     events: list[Event] = []
     for req, ids, mine, row in (("A", A, A, 1), ("B", B, B, 2)):
-        events += _life(req, ids, mine, row=row, step=row)
+        events += life(req, ids, mine, row=row, step=row)
         shown: Event = {"kind": "publish", "entry": f"p{req}", "req": req, "slots": mine}
         events.append(shown | ({} if theirs is None else {"namespace": theirs}))
     match: Event = {"kind": "match", "req": "C", "entry": "pB", "slots": slots}
@@ -33,7 +33,7 @@ def _published(
 
 
 def _reads(events: list[Event]) -> list[Event]:
-    return _numbered([*events, *_decode("C", 9, 20, row=3, position=4, step=5)])
+    return numbered([*events, *decode("C", 9, 20, row=3, position=4, step=5)])
 
 
 @pytest.mark.parametrize("names", [(None, None), ("x", "x"), (None, "x"), ("x", None)])
@@ -76,7 +76,7 @@ def test_a_slot_that_was_rewritten_after_the_match_is_no_wrong_entry() -> None:
     events = [
         *_published(slots=A),
         {"kind": "free", "owner": "A", "slots": A},
-        *_life("D", [31, 32], [2, 3], row=4, step=4),
+        *life("D", [31, 32], [2, 3], row=4, step=4),
     ]
     (finding,) = diagnose(HEAD_P, _reads(events)).findings
     assert finding.cls == "use_after_free"

@@ -1,0 +1,78 @@
+"""Content of another namespace, which no canary row shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvcanary_cli.attribution.damage import Cause
+from kvcanary_cli.attribution.result import Culprit, RuledOut
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from kvcanary_cli.attribution.follow import Follower
+    from kvcanary_cli.replay.forwards import Forward
+
+    Ints = NDArray[np.int64]
+    Add = Callable[[Cause, str | None, int | None, Ints, Ints], None]
+
+_PREFIX = "namespace:"
+
+
+class Namespaces:
+    """Content that was written under another namespace than it is read under."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+
+    def check(
+        self,
+        forward: Forward,
+        slots: Ints,
+        reader_rows: Ints,
+        codes: NDArray[np.int32],
+        add: Add,
+    ) -> None:
+        """Compare the namespaces of what ``forward`` reads, where it recorded its own."""
+        if forward.namespaces is None or not len(slots):
+            return
+        code = self._follower.namespace_code
+        own = np.array([0 if n is None else code(n) for n in forward.namespaces], dtype=np.int32)
+        writes = self._follower.lane(forward.worker, "FULL")
+        written, reading = writes.namespace[slots], own[reader_rows]
+        alien = (written != 0) & (reading != 0) & (written != reading)
+        for row in np.unique(reader_rows[alien]).tolist():
+            mine = slots[alien & (reader_rows == row)]
+            self._report(forward, row, mine, int(codes[row]), add)
+
+    def _report(self, forward: Forward, row: int, slots: Ints, reader: int, add: Add) -> None:
+        follower = self._follower
+        writes, names = follower.lane(forward.worker, "FULL"), follower.names
+        first = int(slots[0])
+        theirs = (names.name(int(writes.namespace[first])) or "").removeprefix(_PREFIX)
+        ours = follower.context.namespace((forward.namespaces or [])[row] or "")
+        match = follower.context.matched(reader, first)
+        same_base = theirs.split("@")[0] == ours.split("@")[0]
+        add(
+            Cause(
+                cls="key_aliasing",
+                subtype="adapter_version" if same_base else "namespace",
+                cause_event=forward.event if match is None else match.event,
+                corrupting_event=None,
+                culprit=Culprit(
+                    req=names.name(int(writes.req[first])),
+                    step=int(writes.step[first]),
+                    event=int(writes.event[first]),
+                ),
+                ruled_out=[RuledOut("use_after_free", "every canary field of the slots agrees")],
+                evidence=[f"written under {theirs}, read under {ours}"],
+            ),
+            names.name(reader),
+            forward.step,
+            slots,
+            writes.position[slots].astype(np.int64),
+        )

@@ -1,0 +1,132 @@
+"""Sidecar data that changed beside healthy KV: scales, indexer keys and their kin."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from kvcanary_cli.attribution.damage import Cause
+from kvcanary_cli.attribution.follow_copies import POOL_LANE
+from kvcanary_cli.attribution.ledger import NEVER
+from kvcanary_cli.attribution.result import Culprit, RuledOut
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from kvcanary_cli.attribution.follow import Follower
+    from kvcanary_cli.replay.forwards import Forward
+    from kvcanary_cli.trace.segment import Segment
+
+    Ints = NDArray[np.int64]
+
+    class Add(Protocol):
+        """Takes a finding that no canary violation shows."""
+
+        def __call__(
+            self,
+            cause: Cause,
+            victim: str | None,
+            step: int | None,
+            slots: Ints,
+            positions: Ints,
+            *,
+            lane: tuple[str, str] = ("target", "FULL"),
+        ) -> None: ...
+
+
+class Sidecars:
+    """Fingerprints of what stood beside a slot when it was written, for each pool on the device.
+
+    Args:
+        follower: Last writers.
+    """
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+        # By lane and name: fingerprints, and the event of each, ``NEVER`` = not known.
+        self._stored: dict[tuple[str, str], dict[str, tuple[Ints, Ints]]] = {}
+
+    def event(self, segment: Segment, k: int, row: int, add: Add) -> None:
+        """Take one ``sidecar_hash``: ``after`` is what was written, ``before`` is compared."""
+        table = segment.tables["sidecar_hash"]
+        slots, hashes = table.get_ints("slots", row), table.get_ints("hash", row)
+        assert slots is not None
+        assert hashes is not None
+        name = segment.text("sidecar_hash", "name", row) or ""
+        pool = segment.text("sidecar_hash", "pool", row) or "full"
+        if pool not in POOL_LANE:
+            return
+        lane = POOL_LANE[pool]
+        event, step = int(segment.index[k]), table.get_int("step", row)
+        values, events = self._beside(lane, name)
+        if segment.text("sidecar_hash", "phase", row) == "after":
+            values[slots], events[slots] = hashes, event
+            return
+        changed = (events[slots] != NEVER) & (values[slots] != hashes)
+        if changed.any():
+            self._report(lane, name, slots[changed], hashes[changed], events, event, step, add)
+            values[slots[changed]] = hashes[changed]
+
+    def _beside(self, lane: tuple[str, str], name: str) -> tuple[Ints, Ints]:
+        stored = self._stored.setdefault(lane, {})
+        if name not in stored:
+            count = len(self._follower.lane(*lane).req)
+            stored[name] = np.zeros(count, dtype=np.int64), np.full(count, NEVER, dtype=np.int64)
+        return stored[name]
+
+    def _report(
+        self,
+        lane: tuple[str, str],
+        name: str,
+        slots: Ints,
+        hashes: Ints,
+        events: Ints,
+        event: int,
+        step: int | None,
+        add: Add,
+    ) -> None:
+        writes = self._follower.lane(*lane)
+        constant = len(slots) > 1 and len(np.unique(hashes)) == 1
+        owners = writes.req[slots]
+        for owner in np.unique(owners).tolist():
+            mine = slots[owners == owner]
+            add(
+                Cause(
+                    cls="payload_mutation",
+                    subtype="sidecar_scale",
+                    cause_event=None,
+                    cause_window=(int(events[mine].max()), event),
+                    corrupting_event=None,
+                    culprit=Culprit(req=None, step=None, event=None),
+                    ruled_out=[
+                        RuledOut("wrong_token_fed", "token, position, chain and KV bytes agree")
+                    ],
+                    evidence=[
+                        f"{name} of these slots is not what was written",
+                        "all of them now hold one value" if constant else "the values differ",
+                    ],
+                ),
+                self._follower.names.name(owner),
+                step,
+                mine,
+                writes.position[mine].astype(np.int64),
+                lane=lane,
+            )
+
+    def written(self, forward: Forward, lanes: list[Ints]) -> None:
+        """A forward rewrote slots: what stands beside them is not known until it is recorded."""
+        for index, slots in enumerate(lanes):
+            stored = self._stored.get((forward.worker, "SWA" if index else "FULL"), {})
+            for _values, events in stored.values():
+                keep = slots[slots >= 0]
+                stale = keep[events[keep] < forward.event]
+                events[stale] = NEVER
+
+    def copied(self, segment: Segment, row: int) -> None:
+        """A copy rewrote slots, and whether it took along what stands beside them is not told."""
+        pool = segment.text("copy", "dst_pool", row) or "full"
+        dst = segment.tables["copy"].get_ints("dst", row)
+        assert dst is not None
+        for _values, events in self._stored.get(POOL_LANE.get(pool, ("", "")), {}).values():
+            events[dst] = NEVER

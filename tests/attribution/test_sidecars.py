@@ -1,0 +1,72 @@
+"""What stands beside the KV (scales and their kin), in every pool on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.attribution.events import HEAD, index_of, life, numbered
+from tests.attribution.helpers import diagnose
+
+Event = dict[str, Any]
+# The window pool may be the larger one: slot 70 is in no other.
+SIDECARS = HEAD | {
+    "pool": {"slots": 64, "rows": 9, "row_len": 64, "swa_slots": 80, "swa_window": 8},
+    "records": [*HEAD["records"], "sidecar_hash", "lut"],
+}
+LANES = {
+    None: ("target", "FULL"),
+    "full": ("target", "FULL"),
+    "swa": ("target", "SWA"),
+    "draft": ("draft", "FULL"),
+}
+
+
+def _hash(phase: str, pool: str | None, slot: int, value: int, step: int = 1) -> Event:
+    event: Event = {"kind": "sidecar_hash", "phase": phase, "step": step, "name": "k_scale"}
+    event |= {"slots": [slot], "hash": [value]}
+    return event if pool is None else event | {"pool": pool}
+
+
+@pytest.mark.parametrize("pool", LANES)
+@pytest.mark.parametrize("slot", [1, 70])
+def test_a_change_is_told_in_its_pool(pool: str | None, slot: int) -> None:
+    if slot > 64 and pool != "swa":
+        return
+    events = numbered([_hash("after", pool, slot, 5), _hash("before", pool, slot, 6, 2)])
+    (finding,) = diagnose(SIDECARS, events).findings
+    assert (finding.cls, finding.subtype) == ("payload_mutation", "sidecar_scale")
+    assert (finding.worker, finding.pool_kind) == LANES[pool]
+    assert (finding.slots, finding.cause_window) == ({slot}, (0, 1))
+
+
+def test_slots_of_two_pools_are_two_places() -> None:
+    pools = ["full", "swa", "draft", "host"]
+    after = [_hash("after", pool, 1, k) for k, pool in enumerate(pools)]
+    before = [_hash("before", pool, 1, k, 2) for k, pool in enumerate(pools)]
+    assert not diagnose(SIDECARS, numbered([*after, *before])).findings
+
+
+@pytest.mark.parametrize("pool", ["full", "swa", "draft"])
+def test_what_was_rewritten_is_not_known(pool: str) -> None:
+    worker = {"worker": "draft"} if pool == "draft" else {}
+    written = [
+        {"kind": "lut", "full": [1], "swa": [1]},
+        *(e | (worker if e["kind"] == "forward" else {}) for e in life("A", [11], [1], 1, 2)),
+    ]
+    copied = [{"kind": "copy", "src": [2], "dst": [1], "src_pool": pool, "dst_pool": pool}]
+    elsewhere = [{"kind": "copy", "src": [2], "dst": [1], "src_pool": "host", "dst_pool": "host"}]
+    for between, found in ((written, False), (copied, False), (elsewhere, True)):
+        events = [_hash("after", pool, 1, 5), *between, _hash("before", pool, 1, 6, 3)]
+        assert bool(diagnose(SIDECARS, numbered(events)).findings) is found
+
+
+def test_the_window_begins_where_it_was_last_recorded() -> None:
+    events = numbered(
+        [_hash("after", None, 1, 5), *life("A", [11], [1], 1, 2), _hash("after", None, 1, 6, 2)]
+    )
+    events = numbered([*events, _hash("before", None, 1, 7, 3)])
+    (finding,) = diagnose(SIDECARS, events).findings
+    assert finding.cause_window == (index_of(events, "sidecar_hash", step=2), len(events) - 1)
+    assert finding.victim == "A"
