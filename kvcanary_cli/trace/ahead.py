@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 T = TypeVar("T")
-_POLL_S = 0.1
 
 
 class _End:
@@ -21,39 +20,35 @@ class _End:
 
 
 def read_ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items in the same order; one is held back while the caller has another.
+    """The same items in the same order; one is made, or held back, while the caller has another.
 
-    An exception comes out where it would have come without the thread. A caller that stops early
+    The one after it is not begun before the caller has taken that one, so two exist at a time. An
+    exception comes out where it would have come without the thread. A caller that stops early
     waits for the item that is being made, and no longer.
     """
-    ready: queue.Queue[T | _End] = queue.Queue(maxsize=1)
+    ready: queue.SimpleQueue[T | _End] = queue.SimpleQueue()
+    wanted = threading.Semaphore(1)
     stopped = threading.Event()
-
-    def put(item: T | _End) -> None:
-        while not stopped.is_set():
-            try:
-                ready.put(item, timeout=_POLL_S)
-            except queue.Full:
-                continue
-            return
 
     def run() -> None:
         error: BaseException | None = None
         try:
-            for item in items:
-                put(item)
+            while wanted.acquire() and not stopped.is_set():
+                item = next(items, ready)
+                if item is ready:
+                    break
+                ready.put(item)  # type: ignore[arg-type]
                 del item
-                if stopped.is_set():
-                    return
         except BaseException as raised:
             error = raised
-        put(_End(error))
+        ready.put(_End(error))
 
     thread = threading.Thread(target=run, name="kvcanary-read", daemon=True)
     thread.start()
     try:
         while True:
             item = ready.get()
+            wanted.release()
             if isinstance(item, _End):
                 if item.error is not None:
                     raise item.error
@@ -62,4 +57,5 @@ def read_ahead(items: Iterator[T]) -> Iterator[T]:
             del item
     finally:
         stopped.set()
+        wanted.release()
         thread.join()

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _HINT = "write the trace again with `kvcanary trace convert`"
-#: After so many values, some 64 MiB of the file, its pages are given back.
-_RELEASE_VALUES = 16 << 20
+#: After so many values, some 8 MiB of the file, its pages are given back.
+_RELEASE_VALUES = 2 << 20
 #: Offsets are checked so many at a time.
 _CHECKED_AT_ONCE = 1 << 20
 

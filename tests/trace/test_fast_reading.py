@@ -143,8 +143,8 @@ def test_reading_ahead_changes_nothing(stop: int | None) -> None:
         found.append(item)
     items.close()  # type: ignore[attr-defined]
     assert found == list(range(10 if stop is None else stop))
-    # At most the one in the queue and the one being made are ahead.
-    assert len(made) <= len(found) + 4
+    # The one that the caller stopped at, and one that is held back for it.
+    assert len(made) <= len(found) + 2
     assert not any(thread.name == "kvcanary-read" for thread in threading.enumerate())
 
 
