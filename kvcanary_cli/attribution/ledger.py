@@ -1,8 +1,8 @@
 """The ledger: for every slot its owner, its last writer and how it came and went.
 
-Flat arrays by slot, 1,000,000 slots in about 150 MB. Names are interned: code 0 is an owner
-that the trace has not shown yet, 1 the free list, 2 the prefix cache, others are requests.
-Events are ``i`` of the trace; ``NEVER`` where nothing happened.
+Arrays by slot, most of them fields of one record a slot; 1,000,000 slots in about 160 MB. Names are
+interned: code 0 is an owner that the trace has not shown yet, 1 the free list, 2 the prefix cache,
+others are requests. Events are ``i`` of the trace; ``NEVER`` where nothing happened.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvcanary_cli.attribution.custody import Custody
+from kvcanary_cli.backends.cpu.event_records import OWNERSHIP, WRITES, make_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,24 +64,35 @@ class Ownership:
         bad_event, bad_what: [slots] last alloc, free or hand-over that broke a rule of itself, and
             which.
         shared: [slots] bool, visible to others: published, or shared by a fork.
+        forked: [slots] bool, shared by a fork: when the owner ends, the others keep them.
         published_event, published_by: [slots] when and by whom it last became visible.
         custody: Claims on the slots with a ``bad_event``.
+        records: [slots] ``OWNERSHIP``, all that is by slot above.
     """
 
     def __init__(self, num_slots: int) -> None:
-        def events() -> Ints:
-            return np.full(num_slots, NEVER, dtype=np.int64)
-
-        def codes() -> NDArray[np.int32]:
-            return np.zeros(num_slots, dtype=np.int32)
-
-        self.owner, self.last_owner = codes(), codes()
-        self.since, self.alloc_event, self.free_event = events(), events(), events()
-        self.free_by, self.free_reason, self.published_by = codes(), codes(), codes()
-        self.bad_event = events()
-        self.bad_what: NDArray[np.int8] = np.zeros(num_slots, dtype=np.int8)
-        self.shared: NDArray[np.bool_] = np.zeros(num_slots, dtype=np.bool_)
-        self.published_event = events()
+        self.records = records = make_records(num_slots, OWNERSHIP)
+        self.owner: NDArray[np.int32] = records["owner"]
+        self.last_owner: NDArray[np.int32] = records["last_owner"]
+        self.since: Ints = records["since"]
+        self.alloc_event: Ints = records["alloc_event"]
+        self.free_event: Ints = records["free_event"]
+        self.free_by: NDArray[np.int32] = records["free_by"]
+        self.free_reason: NDArray[np.int32] = records["free_reason"]
+        self.bad_event: Ints = records["bad_event"]
+        self.bad_what: NDArray[np.int8] = records["bad_what"]
+        self.shared: NDArray[np.bool_] = records["shared"]
+        self.forked: NDArray[np.bool_] = records["forked"]
+        self.published_event: Ints = records["published_event"]
+        self.published_by: NDArray[np.int32] = records["published_by"]
+        for events in (
+            self.since,
+            self.alloc_event,
+            self.free_event,
+            self.bad_event,
+            self.published_event,
+        ):
+            events[:] = NEVER
         self.reasons: list[str] = [""]
         self.custody = Custody()
 
@@ -110,26 +122,42 @@ class Writes:
             whose writer it keeps; ``NEVER`` = it was written here.
         foreign: [slots] bool, the last write was not the owner's.
         pad_event, pad_step, pad_row: [slots] last write by a padding row, which changes bytes only.
+        records: [slots] ``WRITES``, all that is by slot above but the padding rows.
         settle: Brings the events of reads up to date, None = they are.
     """
 
     def __init__(self, num_slots: int) -> None:
-        def events() -> Ints:
-            return np.full(num_slots, NEVER, dtype=np.int64)
-
-        def numbers(value: int = 0) -> NDArray[np.int32]:
-            return np.full(num_slots, value, dtype=np.int32)
-
-        self.req, self.step, self.position = numbers(NOBODY), numbers(NOBODY), numbers(NOBODY)
-        self.event, self.before_event, self.pad_event = events(), events(), events()
-        self.moved_event = events()
-        self.true_position, self.batch_row = numbers(NOBODY), numbers(NOBODY)
-        self.kind: NDArray[np.int8] = np.zeros(num_slots, dtype=np.int8)
-        self.namespace = numbers()
-        self.before_req, self.before_step = numbers(NOBODY), numbers(NOBODY)
-        self.foreign: NDArray[np.bool_] = np.zeros(num_slots, dtype=np.bool_)
-        self.pad_step, self.pad_row = numbers(NOBODY), numbers(NOBODY)
-        self.reads = events()
+        self.records = records = make_records(num_slots, WRITES)
+        self.req: NDArray[np.int32] = records["req"]
+        self.step: NDArray[np.int32] = records["step"]
+        self.event: Ints = records["event"]
+        self.kind: NDArray[np.int8] = records["kind"]
+        self.position: NDArray[np.int32] = records["position"]
+        self.true_position: NDArray[np.int32] = records["true_position"]
+        self.batch_row: NDArray[np.int32] = records["batch_row"]
+        self.namespace: NDArray[np.int32] = records["namespace"]
+        self.before_req: NDArray[np.int32] = records["before_req"]
+        self.before_step: NDArray[np.int32] = records["before_step"]
+        self.before_event: Ints = records["before_event"]
+        self.moved_event: Ints = records["moved_event"]
+        self.foreign: NDArray[np.bool_] = records["foreign"]
+        for events in (self.event, self.before_event, self.moved_event):
+            events[:] = NEVER
+        for numbers in (
+            self.req,
+            self.step,
+            self.position,
+            self.true_position,
+            self.batch_row,
+            self.before_req,
+            self.before_step,
+        ):
+            numbers[:] = NOBODY
+        # Rare, or kept by whoever knows no records.
+        self.pad_event: Ints = np.full(num_slots, NEVER, dtype=np.int64)
+        self.pad_step: NDArray[np.int32] = np.full(num_slots, NOBODY, dtype=np.int32)
+        self.pad_row: NDArray[np.int32] = np.full(num_slots, NOBODY, dtype=np.int32)
+        self.reads: Ints = np.full(num_slots, NEVER, dtype=np.int64)
         self.settle: Callable[[], None] | None = None
 
     @property

@@ -76,8 +76,6 @@ class OwnershipRules:
         self.custody = self.state.custody
         # Requests that ended, by code; whoever follows the trace fills it.
         self.ended: Mapping[int, int] = {}
-        # [slots] shared by a fork: when the owner ends, the others keep them.
-        self._forked = np.zeros(num_slots, dtype=np.bool_)
         # By child: the event of each fork, and what it shared.
         self._forks: dict[int, deque[tuple[int, Ints]]] = {}
         # [slots] scratch of _all_different.
@@ -88,11 +86,6 @@ class OwnershipRules:
         self.last_alloc = ByCode()
         # A rule that stays broken is reported once for each tenancy of the slot.
         self._said: set[tuple[str, int, int, int]] = set()
-
-    @property
-    def forked(self) -> NDArray[np.bool_]:
-        """[slots] shared by a fork: when the owner ends, the others keep them."""
-        return self._forked
 
     def alloc(self, owner: str, slots: Ints, event: int) -> None:
         state, code = self.state, self.names.code(owner)
@@ -113,7 +106,7 @@ class OwnershipRules:
         self._report(what.DOUBLE_ALLOC, slots[held], code, event, None)
         self._report(what.DOUBLE_ALLOC, repeated, code, event, None)
         state.give(slots, code, event)
-        self._forked[slots] = False
+        self.state.forked[slots] = False
         state.alloc_event[slots] = event
         state.shared[slots] = False
         state.published_event[slots] = NEVER
@@ -141,7 +134,7 @@ class OwnershipRules:
         state.alloc_event[slots] = events
         state.published_event[slots] = NEVER
         state.shared[slots] = False
-        self._forked[slots] = False
+        self.state.forked[slots] = False
         return True
 
     def free(self, owner: str, slots: Ints, event: int, reason: str | None) -> None:
@@ -157,7 +150,7 @@ class OwnershipRules:
         state.last_owner[slots] = code
         state.free_event[slots], state.free_by[slots] = event, code
         state.free_reason[slots] = state.reason_code(reason)
-        self._forked[slots] = False
+        self.state.forked[slots] = False
         state.shared[slots] = False
 
     def _check_free(self, code: int, slots: Ints, event: int) -> None:
@@ -220,7 +213,7 @@ class OwnershipRules:
     def fork(self, slots: Ints, child: str | None = None, event: int = NEVER) -> None:
         """``child`` may read ``slots``, holds them beside their owner, and keeps them after it."""
         self.share(slots)
-        self._forked[slots] = True
+        self.state.forked[slots] = True
         if child is not None:
             forks = self._forks.setdefault(self.names.code(child), deque(maxlen=_FORKS))
             forks.append((event, slots))
@@ -312,7 +305,7 @@ class OwnershipRules:
         Args:
             ended: Request code to the event of its end, for requests that ended long enough ago.
         """
-        held = np.flatnonzero((self.state.owner > TREE) & ~self._forked)
+        held = np.flatnonzero((self.state.owner > TREE) & ~self.state.forked)
         owners = self.state.owner[held]
         owning = set(np.unique(owners).tolist())
         for code, event in ended.items():
@@ -336,7 +329,7 @@ class OwnershipRules:
         owners = self.state.owner[slots]
         foreign: NDArray[np.bool_] = (owners != UNKNOWN) & (owners != code)
         if foreign.any():
-            forked = self._forked[slots]
+            forked = self.state.forked[slots]
             if forked.any():
                 foreign &= ~(forked & (np.isin(owners, list(self.ended)) | self._got(slots, code)))
         return foreign

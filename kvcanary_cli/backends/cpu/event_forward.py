@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from kvcanary_cli.abi.constants import LaunchTag
 from kvcanary_cli.backends.cpu.event_known import forget_row, forget_slot
+from kvcanary_cli.backends.cpu.event_records import LINE, OWNERSHIP, WRITES, place
 from kvcanary_cli.backends.cpu.event_state import Columns, Mode, Request, State, Stop
 from kvcanary_cli.backends.cpu.event_writes import note_writes
 from kvcanary_cli.backends.cpu.hashes import as_int64, chain_step, slot_hash
@@ -85,9 +86,11 @@ _VERIFY_CAPACITY, _REQUEST_CAPACITY, _TOKEN_CAPACITY = (
 _NEW_REQUESTS, _NEW_COUNT, _NEW_ROOM = (
     int(cell) for cell in (State.NEW_REQUESTS, State.NEW_COUNT, State.NEW_ROOM)
 )
-_HAS_LEDGER, _OWNER, _LAST_OWNER = int(State.HAS_LEDGER), int(State.OWNER), int(State.LAST_OWNER)
-_ALLOC_EVENT, _SHARED = int(State.ALLOC_EVENT), int(State.SHARED)
-_WRITE_EVENT, _MOVED_EVENT = int(State.WRITE_EVENT), int(State.MOVED_EVENT)
+_HAS_LEDGER = int(State.HAS_LEDGER)
+_OWNERSHIP, _WRITES = int(State.OWNERSHIP), int(State.WRITES)
+_OWNER, _LAST_OWNER = place(OWNERSHIP, "owner"), place(OWNERSHIP, "last_owner")
+_ALLOC_EVENT, _SHARED = place(OWNERSHIP, "alloc_event"), place(OWNERSHIP, "shared")
+_WRITE_EVENT, _MOVED_EVENT = place(WRITES, "event"), place(WRITES, "moved_event")
 _LEDGER_TENANTS, _LEDGER_STEP, _STEPS_SEEN = (
     int(cell) for cell in (State.LEDGER_TENANTS, State.LEDGER_STEP, State.STEPS_SEEN)
 )
@@ -104,26 +107,27 @@ def _count(state, cell, more):  # type: ignore[no-untyped-def]
 @helper
 def _reads_well(state, slot, reader):  # type: ignore[no-untyped-def]
     """Whether ``reader`` may read ``slot``, and its content is newer than the slot."""
-    owner = load_i32(load_i64(state, _OWNER), slot)
+    owned = load_i64(state, _OWNERSHIP) + slot * LINE
+    owner = load_i32(owned, _OWNER)
     if owner == _FREE:
         return False
-    if owner > _TREE and owner != reader and load_u8(load_i64(state, _SHARED), slot) == 0:
+    if owner > _TREE and owner != reader and load_u8(owned, _SHARED) == 0:
         return False
-    allocated = load_i64(load_i64(state, _ALLOC_EVENT), slot)
+    allocated = load_i64(owned, _ALLOC_EVENT)
     if allocated != _NEVER and owner != _UNKNOWN:
-        came = load_i64(load_i64(state, _WRITE_EVENT), slot)
-        came = max(came, load_i64(load_i64(state, _MOVED_EVENT), slot))
-        return came >= allocated
+        written = load_i64(state, _WRITES) + slot * LINE
+        return max(load_i64(written, _WRITE_EVENT), load_i64(written, _MOVED_EVENT)) >= allocated
     return True
 
 
 @helper
 def _writes_well(state, slot, writer):  # type: ignore[no-untyped-def]
     """Whether ``slot`` is the writer's to write."""
-    owner = load_i32(load_i64(state, _OWNER), slot)
+    owned = load_i64(state, _OWNERSHIP) + slot * LINE
+    owner = load_i32(owned, _OWNER)
     if owner > _FREE:
         return owner == writer
-    return owner != _FREE or load_i32(load_i64(state, _LAST_OWNER), slot) == writer
+    return owner != _FREE or load_i32(owned, _LAST_OWNER) == writer
 
 
 @helper

@@ -58,27 +58,8 @@ class State(IntEnum):
     NEW_ROOM = auto()
     # The ledger; without one HAS_LEDGER is 0 and the rest is not read.
     HAS_LEDGER = auto()
-    OWNER = auto()  # [slots] int32
-    LAST_OWNER = auto()  # [slots] int32
-    SINCE = auto()
-    ALLOC_EVENT = auto()
-    BAD_EVENT = auto()
-    PUBLISHED_EVENT = auto()
-    SHARED = auto()  # [slots] bytes
-    FORKED = auto()  # [slots] bytes
-    WRITE_REQ = auto()  # [slots] int32
-    WRITE_STEP = auto()  # [slots] int32
-    WRITE_EVENT = auto()
-    WRITE_KIND = auto()  # [slots] bytes
-    WRITE_POSITION = auto()  # [slots] int32
-    WRITE_TRUE_POSITION = auto()  # [slots] int32
-    WRITE_BATCH_ROW = auto()  # [slots] int32
-    WRITE_NAMESPACE = auto()  # [slots] int32
-    WRITE_FOREIGN = auto()  # [slots] bytes
-    MOVED_EVENT = auto()
-    BEFORE_REQ = auto()  # [slots] int32
-    BEFORE_STEP = auto()  # [slots] int32
-    BEFORE_EVENT = auto()
+    OWNERSHIP = auto()  # [slots] records, as in ``event_records``
+    WRITES = auto()  # [slots] records
     LEDGER_TENANTS = auto()  # [rows] code of who runs there, -2 = the ledger has no such row
     MAP_HEADS = auto()  # [rows] newest node of each row, -1 = none
     BATCH_SLOTS = auto()  # [rows] slot that a batch row last decoded into

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from kvcanary_cli.backends.cpu.event_forward import take_forward
 from kvcanary_cli.backends.cpu.event_known import forget_row, forget_slot
+from kvcanary_cli.backends.cpu.event_records import LINE, OWNERSHIP, place
 from kvcanary_cli.backends.cpu.event_state import Columns, Kind, Request, State, Stop
 from kvcanary_cli.backends.cpu.jit import helper, kernel
 from kvcanary_cli.backends.cpu.memory import (
@@ -51,12 +52,13 @@ _STAMPS, _STAMP, _REFS, _CHECKED = (
     int(cell) for cell in (State.STAMPS, State.STAMP, State.REFS, State.CHECKED)
 )
 _POOL, _POOL_WIDTH, _REQUESTS = int(State.POOL), int(State.POOL_WIDTH), int(State.REQUESTS)
-_HAS_LEDGER, _OWNER, _LAST_OWNER = int(State.HAS_LEDGER), int(State.OWNER), int(State.LAST_OWNER)
+_HAS_LEDGER, _OWNERSHIP = int(State.HAS_LEDGER), int(State.OWNERSHIP)
+_OWNER, _LAST_OWNER = place(OWNERSHIP, "owner"), place(OWNERSHIP, "last_owner")
 _SINCE, _ALLOC_EVENT, _BAD_EVENT = (
-    int(cell) for cell in (State.SINCE, State.ALLOC_EVENT, State.BAD_EVENT)
+    place(OWNERSHIP, name) for name in ("since", "alloc_event", "bad_event")
 )
 _PUBLISHED, _SHARED, _FORKED = (
-    int(cell) for cell in (State.PUBLISHED_EVENT, State.SHARED, State.FORKED)
+    place(OWNERSHIP, name) for name in ("published_event", "shared", "forked")
 )
 _TENANTS = int(State.LEDGER_TENANTS)
 _LAST_ALLOCS = int(State.LAST_ALLOCS)
@@ -86,13 +88,14 @@ def _take_alloc(state, columns, at, event, out):  # type: ignore[no-untyped-def]
     offsets = load_i64(columns, _C_ALLOC_OFFSETS)
     slots = load_i64(columns, _C_ALLOC_SLOTS)
     first, stop = load_i64(offsets, at), load_i64(offsets, at + 1)
-    owner, bad, refs = load_i64(state, _OWNER), load_i64(state, _BAD_EVENT), load_i64(state, _REFS)
+    owners, refs = load_i64(state, _OWNERSHIP), load_i64(state, _REFS)
     stamps, stamp = load_i64(state, _STAMPS), load_i64(state, _STAMP) + 1
     store_i64(state, _STAMP, stamp)
     for k in range(first, stop):
         slot = load_i64(slots, k)
-        held = load_i32(owner, slot)
-        if (held != _UNKNOWN and held != _FREE) or load_i64(bad, slot) != _NEVER:
+        line = owners + slot * LINE
+        held = load_i32(line, _OWNER)
+        if (held != _UNKNOWN and held != _FREE) or load_i64(line, _BAD_EVENT) != _NEVER:
             return _GENERAL
         if load_i64(stamps, slot) == stamp:
             return _GENERAL
@@ -100,18 +103,15 @@ def _take_alloc(state, columns, at, event, out):  # type: ignore[no-untyped-def]
         if load_i32(refs, slot) != 0 and not forget_slot(state, slot):
             return _GENERAL
     store_i64(load_i64(state, _LAST_ALLOCS), code, event)
-    last_owner, since = load_i64(state, _LAST_OWNER), load_i64(state, _SINCE)
-    alloc_event, published = load_i64(state, _ALLOC_EVENT), load_i64(state, _PUBLISHED)
-    shared, forked = load_i64(state, _SHARED), load_i64(state, _FORKED)
     for k in range(first, stop):
-        slot = load_i64(slots, k)
-        store_i32(last_owner, slot, load_i32(owner, slot))
-        store_i32(owner, slot, code)
-        store_i64(since, slot, event)
-        store_i64(alloc_event, slot, event)
-        store_i64(published, slot, _NEVER)
-        store_u8(shared, slot, 0)
-        store_u8(forked, slot, 0)
+        line = owners + load_i64(slots, k) * LINE
+        store_i32(line, _LAST_OWNER, load_i32(line, _OWNER))
+        store_i32(line, _OWNER, code)
+        store_i64(line, _SINCE, event)
+        store_i64(line, _ALLOC_EVENT, event)
+        store_i64(line, _PUBLISHED, _NEVER)
+        store_u8(line, _SHARED, 0)
+        store_u8(line, _FORKED, 0)
     return _END
 
 
@@ -160,7 +160,8 @@ def _take_map(state, columns, at, event):  # type: ignore[no-untyped-def]
     if load_i64(state, _HAS_LEDGER) != 0:
         if count == 0 or load_i64(load_i64(state, _TENANTS), row) == -2:
             return _GENERAL
-        owner = load_i32(load_i64(state, _OWNER), load_i64(slots, count - 1))
+        last = load_i64(slots, count - 1)
+        owner = load_i32(load_i64(state, _OWNERSHIP) + last * LINE, _OWNER)
         if load_i64(state, _MAP_FREE) < 0:
             return _ROOM
         if not _note_map(state, row, start, start + count, owner, event):

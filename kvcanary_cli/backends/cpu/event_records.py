@@ -1,0 +1,77 @@
+"""Records of the ledger: all of one slot in one line of the cache, for NumPy and for kernels.
+
+A kernel that follows a token touches most fields of its slot, which as arrays of their own would
+each cost a miss. NumPy sees every field as an array by slot; kernels get the address of the first
+record, and reach a field by ``line`` and ``place``. Nothing here imports Numba.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: Bytes of a record, and what its address is a multiple of: a line of the cache.
+LINE = 64
+
+
+def _record(**fields: str) -> np.dtype[np.void]:
+    """A record of ``LINE`` bytes with ``fields`` (name to NumPy type), the largest first."""
+    types = [np.dtype(kind) for kind in fields.values()]
+    ends = np.cumsum([kind.itemsize for kind in types])
+    assert ends[-1] <= LINE
+    offsets = [int(end) - kind.itemsize for end, kind in zip(ends, types, strict=True)]
+    assert all(at % kind.itemsize == 0 for at, kind in zip(offsets, types, strict=True))
+    return np.dtype({"names": list(fields), "formats": types, "offsets": offsets, "itemsize": LINE})
+
+
+#: ``attribution.ledger.Ownership``.
+OWNERSHIP = _record(
+    since="i8",
+    alloc_event="i8",
+    free_event="i8",
+    bad_event="i8",
+    published_event="i8",
+    owner="i4",
+    last_owner="i4",
+    free_by="i4",
+    free_reason="i4",
+    published_by="i4",
+    bad_what="i1",
+    shared="?",
+    forked="?",
+)
+
+#: ``attribution.ledger.Writes``.
+WRITES = _record(
+    event="i8",
+    before_event="i8",
+    moved_event="i8",
+    req="i4",
+    step="i4",
+    position="i4",
+    true_position="i4",
+    batch_row="i4",
+    namespace="i4",
+    before_req="i4",
+    before_step="i4",
+    kind="i1",
+    foreign="?",
+)
+
+
+def place(record: np.dtype[np.void], name: str) -> int:
+    """Number of a field in its record, counted in items of its own size, as kernels load it."""
+    assert record.fields is not None
+    kind, offset = record.fields[name][:2]
+    return int(offset) // kind.itemsize
+
+
+def make_records(count: int, record: np.dtype[np.void]) -> NDArray[Any]:
+    """[count] records of zero bytes, each in one line of the cache."""
+    memory = np.zeros((count + 1) * LINE, dtype=np.uint8)
+    skipped = -memory.ctypes.data % LINE
+    return memory[skipped : skipped + count * LINE].view(record)
