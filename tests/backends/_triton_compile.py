@@ -4,8 +4,9 @@
 
 The launchers are called with CPU tensors and what they would have launched is compiled instead, so
 that exactly the argument types and compile-time constants of real launches are covered. Prints one
-JSON line for each kernel variant and target: its name, the target, the size of the binary, the
-floating-point types and the 64-bit constants of its Triton IR. ``TRITON_INTERPRET`` must be off.
+JSON line for each kernel variant and target: its name, the target, the size of the binary, its
+shared memory, the shapes of its loads, the floating-point types and the 64-bit constants of its
+Triton IR. ``TRITON_INTERPRET`` must be off.
 """
 
 from __future__ import annotations
@@ -220,6 +221,8 @@ def compile_variant(variant: Variant, target: str) -> dict[str, Any]:
         "target": target,
         "constants": dict(variant.constants),
         "binary_bytes": len(compiled.asm[binary]),
+        "shared_bytes": compiled.metadata.shared,
+        "loads": sorted(re.findall(r"tt\.load .*tensor<(\w+)x!tt\.ptr", ir)),
         "floats": sorted(set(re.findall(r"\b(?:f16|bf16|f32|f64|f8\w*)\b", ir))),
         "wide_constants": sorted(
             {

@@ -59,6 +59,18 @@ def test_hash_constants_keep_all_64_bits(compiled: list[dict[str, Any]]) -> None
             assert CHAIN_HEAD_HASH in wide, variant
 
 
+def test_a_chain_waits_for_no_memory(compiled: list[dict[str, Any]]) -> None:
+    """Tokens come a block a load, and from thread to thread without shared memory."""
+    for variant in (v for v in compiled if v["kernel"] == "_write_kernel"):
+        assert variant["shared_bytes"] == 0
+        # Three arrays, and the two expected ones: the first block, the ones ahead.
+        blocks = 6 + 2 * variant["constants"]["CHECK_INPUTS"]
+        assert variant["loads"].count(f"1x{variant['constants']['TOKENS']}") == blocks
+        # The seed's row and the offsets; nothing else is loaded a token at a time.
+        assert set(variant["loads"]) == {"1", f"1x{variant['constants']['TOKENS']}"}
+        assert variant["loads"].count("1") == 6
+
+
 def test_variants_cover_every_compile_time_choice(compiled: list[dict[str, Any]]) -> None:
     def choices(kernel: str, name: str) -> set[Any]:
         return {v["constants"][name] for v in compiled if v["kernel"] == kernel}

@@ -1,8 +1,9 @@
 """Write step: each new token's canary row, along its request's chain (specification 3.3).
 
 A chain is serial: every token's hash needs the one before. Requests run in parallel, one lane each,
-one lane a program on a GPU (more lanes would wait for the longest chain among them). The next
-token's inputs are loaded before the current one is hashed. If ``write_marks`` found that requests
+one lane a program on a GPU (more lanes would wait for the longest chain among them). A request's
+tokens are loaded a block at a time, one a thread, and while a block is hashed the next one is on
+its way, so that the chain never waits for memory. If ``write_marks`` found that requests
 touch each other's slots, the first program runs all of them in order and the others leave; the
 decision is made on the device, so the host neither waits nor branches. Launched for every HEAD and
 TAIL endpoint. The buffer is written as int64 words, ``[num_slots, row_words]``.
@@ -46,9 +47,29 @@ _BLOCK_REQUESTS = 1
 # The interpreter pays per operation, so all chains of a small batch advance together.
 _INTERPRETER_BLOCK_REQUESTS = 8
 
+# One token a thread of the warp: each array's block is two full cache lines, and hashing 32 tokens
+# takes several times as long as fetching them from the device's memory.
+_BLOCK_TOKENS = 32
+# So few that the requests of small tests have several blocks.
+_INTERPRETER_BLOCK_TOKENS = 4
+
 _PADDING_SLOT = tl.constexpr(PADDING_SLOT)
 _TOKEN = tl.constexpr(int(FailReason.WRITE_TOKEN_MISMATCH))
 _POSITION = tl.constexpr(int(FailReason.WRITE_POSITION_MISMATCH))
+
+
+@triton.jit
+def _load_block(ptr, first, end, OTHER: tl.constexpr, TOKENS: tl.constexpr):
+    """[n, TOKENS] tokens from ``first`` [n] on, ``OTHER`` from ``end`` [n] on."""
+    at = first[:, None] + tl.arange(0, TOKENS).to(tl.int64)[None, :]
+    return tl.load(ptr + at, mask=at < end[:, None], other=OTHER)
+
+
+@triton.jit
+def _take(block, k):
+    """Column ``k``, a scalar, of ``block`` [n, TOKENS], as [n]."""
+    column = (tl.zeros([block.shape[0], 1], tl.int64) + k).to(tl.int32)
+    return tl.reshape(tl.gather(block, column, axis=1), [block.shape[0]])
 
 
 @triton.jit(
@@ -83,6 +104,7 @@ def _write_kernel(
     kernel_kind,
     CHECK_INPUTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr,
 ):
     program = tl.program_id(0).to(tl.int64)
     num_reqs = tl.load(write_num_valid_reqs_ptr).to(tl.int64)
@@ -110,50 +132,64 @@ def _write_kernel(
         prev_position = load_field(canary_ptr, row_words, seed, seeded, POSITION_WORD)
         checks_position = seeded & assert_positions
 
-        mask = num_entries > 0
-        next_slot = tl.load(out_cache_loc_ptr + begin, mask=mask, other=-1)
-        next_token = tl.load(input_ids_ptr + begin, mask=mask, other=0)
-        next_position = tl.load(positions_ptr + begin, mask=mask, other=0)
-        for i in range(0, tl.max(num_entries, axis=0)):
-            mask = i < num_entries
-            entry = begin + i
-            slot = next_slot
-            token = next_token
-            position = next_position
-            has_next = i + 1 < num_entries
-            next_slot = tl.load(out_cache_loc_ptr + entry + 1, mask=has_next, other=-1)
-            next_token = tl.load(input_ids_ptr + entry + 1, mask=has_next, other=0)
-            next_position = tl.load(positions_ptr + entry + 1, mask=has_next, other=0)
-
-            written = mask & (slot >= 0) & (slot < num_slots)
-            stored_hash = chain.to(tl.int64, bitcast=True)
+        longest = tl.max(num_entries, axis=0)
+        later_slots = _load_block(out_cache_loc_ptr, begin, end, -1, TOKENS)
+        later_tokens = _load_block(input_ids_ptr, begin, end, 0, TOKENS)
+        later_positions = _load_block(positions_ptr, begin, end, 0, TOKENS)
+        for first in range(0, longest, TOKENS):
+            slots, tokens, positions = later_slots, later_tokens, later_positions
+            block = begin + first
+            later_slots = _load_block(out_cache_loc_ptr, block + TOKENS, end, -1, TOKENS)
+            later_tokens = _load_block(input_ids_ptr, block + TOKENS, end, 0, TOKENS)
+            later_positions = _load_block(positions_ptr, block + TOKENS, end, 0, TOKENS)
             if CHECK_INPUTS:
-                want_token = tl.load(expected_tokens_ptr + entry, mask=written, other=0)
-                want_position = tl.load(expected_positions_ptr + entry, mask=written, other=0)
-                bits = tl.where(token != want_token, _TOKEN, 0).to(tl.int64)
-                bits |= tl.where(position != want_position, _POSITION, 0)
+                want_tokens = _load_block(expected_tokens_ptr, block, end, 0, TOKENS)
+                want_positions = _load_block(expected_positions_ptr, block, end, 0, TOKENS)
+            next_slot = _take(slots, 0)
+            next_token = _take(tokens, 0)
+            next_position = _take(positions, 0)
+            in_block = tl.minimum(TOKENS, longest - first)
+            for k in range(0, in_block):
+                i = first + k
+                mask = i < num_entries
+                slot, token, position = next_slot, next_token, next_position
+                # Taking a token from another thread needs time, too, so it begins a token early.
+                next_k = tl.minimum(k + 1, in_block - 1)
+                next_slot = _take(slots, next_k)
+                next_token = _take(tokens, next_k)
+                next_position = _take(positions, next_k)
+
+                written = mask & (slot >= 0) & (slot < num_slots)
+                stored_hash = chain.to(tl.int64, bitcast=True)
+                if CHECK_INPUTS:
+                    want_token = _take(want_tokens, k)
+                    want_position = _take(want_positions, k)
+                    bits = tl.where(token != want_token, _TOKEN, 0).to(tl.int64)
+                    bits |= tl.where(position != want_position, _POSITION, 0)
+                    append_violations(
+                        ring_ptr, write_index_ptr, ring_capacity, kernel_kind,
+                        tl.where(written, bits, 0),
+                        slot, position, token, want_token, stored_hash, want_position,
+                    )  # fmt: skip
+                follows = position == prev_position + 1
+                bits = tl.where(written & checks_position & (follows == 0), _POSITION, 0)
                 append_violations(
                     ring_ptr, write_index_ptr, ring_capacity, kernel_kind,
-                    tl.where(written, bits, 0),
-                    slot, position, token, want_token, stored_hash, want_position,
+                    bits.to(tl.int64),
+                    slot, position, token, token, stored_hash, prev_position + 1,
                 )  # fmt: skip
-            follows = position == prev_position + 1
-            bits = tl.where(written & checks_position & (follows == 0), _POSITION, 0)
-            append_violations(
-                ring_ptr, write_index_ptr, ring_capacity, kernel_kind,
-                bits.to(tl.int64),
-                slot, position, token, token, stored_hash, prev_position + 1,
-            )  # fmt: skip
-            prev_position = tl.where(written, position, prev_position)
+                prev_position = tl.where(written, position, prev_position)
 
-            # Slot 0 may be written by many requests: in parallel only the last one in order stores.
-            is_last = in_order | (slot != _PADDING_SLOT) | (write_order(row, i) == padding_order)
-            row_ptr = canary_ptr + slot * row_words
-            tl.store(row_ptr + TOKEN_WORD, token, mask=written & is_last)
-            tl.store(row_ptr + POSITION_WORD, position, mask=written & is_last)
-            tl.store(row_ptr + PREV_HASH_WORD, stored_hash, mask=written & is_last)
-            # A violation never stops the chain: it goes on from what was really fed.
-            chain = tl.where(written, chain_step(chain, token, position), chain)
+                # Many requests may write slot 0: in parallel only the last one in order stores.
+                is_last = (
+                    in_order | (slot != _PADDING_SLOT) | (write_order(row, i) == padding_order)
+                )
+                row_ptr = canary_ptr + slot * row_words
+                tl.store(row_ptr + TOKEN_WORD, token, mask=written & is_last)
+                tl.store(row_ptr + POSITION_WORD, position, mask=written & is_last)
+                tl.store(row_ptr + PREV_HASH_WORD, stored_hash, mask=written & is_last)
+                # A violation never stops the chain: it goes on from what was really fed.
+                chain = tl.where(written, chain_step(chain, token, position), chain)
         # The next round's seed may be a row that another thread of this program has just stored.
         tl.debug_barrier()
 
@@ -238,6 +274,7 @@ def launch_write_kernels(
             kernel_kind=int(kernel_kind),
             CHECK_INPUTS=enable_write_input_assert,
             BLOCK=block,
+            TOKENS=block_lanes(_BLOCK_TOKENS, _INTERPRETER_BLOCK_TOKENS),
             # A chain fills one thread; a warp is the least that a program can have.
             num_warps=1,
         )
