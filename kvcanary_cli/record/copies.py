@@ -98,6 +98,47 @@ class _Pinned:
         return host_array(self._host)
 
 
+class Turns(Protocol):
+    """Has launches that change the same memory run one behind the other, on whatever stream."""
+
+    def begin(self) -> None:
+        """What is launched next runs behind what was launched before ``end``."""
+
+    def end(self) -> None:
+        """All of it has been launched."""
+
+
+class CudaTurns:
+    """An engine queues its batches on one stream and prepares the next one on another."""
+
+    def __init__(self, device: torch.device) -> None:
+        import torch
+
+        self._device = device
+        self._cuda: Any = torch.cuda
+        self._last: Any = None
+
+    def begin(self) -> None:
+        """See ``Turns``."""
+        if self._last is not None:
+            self._cuda.current_stream(self._device).wait_event(self._last)
+
+    def end(self) -> None:
+        """See ``Turns``."""
+        self._last = self._cuda.Event()
+        self._last.record(self._cuda.current_stream(self._device))
+
+
+class _HostTurns:
+    """On the host everything runs where it is called."""
+
+    def begin(self) -> None:
+        """See ``Turns``."""
+
+    def end(self) -> None:
+        """See ``Turns``."""
+
+
 class HostNow:
     """A copy that was made at once."""
 
@@ -123,7 +164,13 @@ def host_array(values: Any) -> Ints:
 
 def mover_of(tensor: Any) -> Mover | None:
     """What copies tensors of the device of ``tensor`` without waiting; None on the host."""
-    device = getattr(tensor, "device", None)
-    if getattr(device, "type", "cpu") != "cuda":
-        return None
-    return CudaMover(tensor.device)
+    return CudaMover(tensor.device) if _is_cuda(tensor) else None
+
+
+def turns_on(tensor: Any) -> Turns:
+    """What orders launches that change ``tensor``."""
+    return CudaTurns(tensor.device) if _is_cuda(tensor) else _HostTurns()
+
+
+def _is_cuda(tensor: Any) -> bool:
+    return getattr(getattr(tensor, "device", None), "type", "cpu") == "cuda"

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvcanary_cli.record.copies import turns_on
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
+    #: Numbers on the host, or a tensor.
+    Rows = Sequence[int] | Ints | torch.Tensor
 
 #: A decode step changes a cell a row, a long prefill some thousands in one.
 _CAPACITY = 8192
@@ -52,10 +56,16 @@ class RowDiff:
         self.on_host = self._table.device.type == "cpu"
         self._backend = get_backend("cpu" if self.on_host else "triton")
         self._shadow = torch.zeros_like(self._table)
+        self._turns = turns_on(self._table)
         # The first launch compiles, or loads, the kernels: here and not within a step.
         self.changes([0], [0])
 
-    def changes(self, rows: Sequence[int], lengths: Sequence[int]) -> Ints:
+    @property
+    def can_launch(self) -> bool:
+        """Whether the kernels can take the table."""
+        return self._told is None
+
+    def changes(self, rows: Rows, lengths: Rows) -> Ints:
         """What changed in the first cells of some rows since it was last told; waits for it.
 
         Args:
@@ -80,14 +90,19 @@ class RowDiff:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def launch(
-        self, rows: Sequence[int], lengths: Sequence[int]
+        self, rows: Rows, lengths: Rows, longest: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The same without waiting: [capacity, 3] entries and [1] count, on the device.
 
         Where the count is above the capacity the rest stays untold.
+
+        Args:
+            rows, lengths: As of ``changes``; tensors of the table's device are not looked at.
+            longest: Cells of a row beyond which nothing is compared; None = the longest length,
+                or where that is not known on the host the whole row.
         """
         entries, count = self._new_buffers()
-        self._launch(rows, lengths, entries, count)
+        self._launch(rows, lengths, entries, count, longest)
         return entries, count
 
     def grow(self, count: int) -> None:
@@ -96,12 +111,14 @@ class RowDiff:
             self.capacity *= 2
         self._buffers = None
 
-    def forget(self) -> None:
-        """Nothing is known any more but zeros."""
+    def forget(self, known: int = 0) -> None:
+        """Nothing is known any more but cells of the value ``known``."""
         if self._told is not None:
-            self._told[:] = 0
+            self._told[:] = known
         else:
-            self._shadow.zero_()
+            self._turns.begin()
+            self._shadow.fill_(known)
+            self._turns.end()
 
     def _new_buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
@@ -114,13 +131,17 @@ class RowDiff:
 
     def _launch(
         self,
-        rows: Sequence[int],
-        lengths: Sequence[int],
+        rows: Rows,
+        lengths: Rows,
         entries: torch.Tensor,
         count: torch.Tensor,
+        longest: int | None = None,
     ) -> None:
         assert self._table is not None
-        width = min(max(0, *lengths, 0), int(self._table.shape[1]))
+        if longest is None:
+            known = self.on_host or not hasattr(lengths, "detach")
+            longest = to_cells(lengths).max(initial=0) if known else self._table.shape[1]
+        self._turns.begin()
         self._backend.diff_rows(
             rows=self._to_table(rows),
             lens=self._to_table(lengths),
@@ -128,22 +149,25 @@ class RowDiff:
             shadow=self._shadow,
             entries_out=entries,
             count_out=count,
-            width=width,
+            width=min(max(0, int(longest)), int(self._table.shape[1])),
         )
+        self._turns.end()
 
-    def _to_table(self, values: Sequence[int]) -> torch.Tensor:
+    def _to_table(self, values: Rows) -> torch.Tensor:
         import torch
 
-        host = torch.from_numpy(np.array(values, dtype=np.int64).reshape(-1))
+        if torch.is_tensor(values) and values.device == self._shadow.device:
+            return values.to(torch.int64).reshape(-1).contiguous()
+        host = torch.from_numpy(to_cells(values))
         if self.on_host:
             return host
         # From pageable memory the copy might wait for what the device is at.
         return host.pin_memory().to(self._shadow.device, non_blocking=True)
 
-    def _changes_by_numpy(self, rows: Sequence[int], lengths: Sequence[int]) -> Ints:
+    def _changes_by_numpy(self, rows: Rows, lengths: Rows) -> Ints:
         assert self._told is not None
         found = []
-        for row, length in zip(rows, lengths, strict=True):
+        for row, length in zip(to_cells(rows).tolist(), to_cells(lengths).tolist(), strict=True):
             if not 0 <= row < self._told.shape[0] or length <= 0:
                 continue
             now = to_cells(self._odd[row, :length])

@@ -45,11 +45,12 @@ class Ledger:
             self._next += 1
         return code
 
-    def forget(self, owner: str) -> None:
-        """``owner`` has ended: its name is dropped unless it still owns slots."""
+    def forget(self, owner: str) -> list[Event]:
+        """``owner`` has ended: its name is dropped unless it still owns slots. No events."""
         code = self._codes.get(owner)
         if code is not None and not (self.owner == code).any():
             del self._codes[owner], self._names[code]
+        return []
 
     def alloc(self, owner: str, slots: Ints) -> list[Event]:
         if not len(slots):

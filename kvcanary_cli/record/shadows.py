@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from kvcanary_cli.record.diffs import Rows
     from kvcanary_cli.record.session import Session
     from kvcanary_cli.record.tokens import TokenCoder
 
@@ -42,20 +43,27 @@ class TableShadow:
         self._diff = RowDiff(table)
         self._forget = False
 
-    def show(self, rows: Sequence[int], lengths: Sequence[int]) -> list[Event]:
-        """The ``map`` events after which the trace knows the first cells of ``rows``."""
+    def show(self, rows: Rows, lengths: Rows) -> list[Event]:
+        """The ``map`` events after which the trace knows the first cells of ``rows``; waits."""
         if not len(rows):
             return []
         self._forget_if_due()
         return _map_events(self._diff.changes(rows, lengths))
 
-    def tell(self, session: Session, rows: Sequence[int], lengths: Sequence[int]) -> None:
-        """Emit what ``show`` gives, without waiting for the device if ``session`` need not."""
-        if not session.asynchronous:
+    def tell(self, session: Session, rows: Rows, lengths: Rows, longest: int | None = None) -> None:
+        """Emit what ``show`` gives, without waiting for the device if ``session`` need not.
+
+        Args:
+            session: Takes the events.
+            rows, lengths: On the host, or tensors that nobody looks at here.
+            longest: See ``RowDiff.launch``.
+        """
+        if not session.asynchronous or not self._diff.can_launch:
             session.emit_all(self.show(rows, lengths))
         elif len(rows):
             self._forget_if_due()
-            session.defer(self._events_of, *self._diff.launch(rows, lengths), fresh=True)
+            launched = self._diff.launch(rows, lengths, longest)
+            session.defer(self._events_of, *launched, fresh=True)
 
     def _events_of(self, entries: Ints, count: Ints) -> list[Event]:
         found = int(count[0])
@@ -70,9 +78,9 @@ class TableShadow:
             self._forget = False
             self._diff.forget()
 
-    def row(self, row: int, length: int) -> Ints:
-        """The first cells of a row as they are now; waits for the device."""
-        return to_host(self._table[row, :length])
+    def cells(self, row: int, start: int, stop: int) -> Any:
+        """Some cells of a row: the engine's own memory, to be given to ``Session.defer``."""
+        return self._table[row, start:stop]
 
     def retell(self, *, gap: bool) -> list[Event]:
         """See ``State``: rows are told again when they are next shown.
@@ -88,7 +96,13 @@ class LutShadow:
 
     def __init__(self, slots: int) -> None:
         self._told = np.zeros(slots, dtype=np.int64)
-        self._diffs: dict[int, RowDiff] = {}
+        self._diff: tuple[Any, RowDiff] | None = None
+        self._forget = False
+
+    def watch(self, lut: Any) -> None:
+        """``lut`` is the live table from now on: what ``tell`` needs is made ready."""
+        row = lut[: len(self._told)].reshape(1, -1)
+        self._diff = lut, RowDiff(row, capacity=len(self._told))
 
     def show(self, lut: Any) -> list[Event]:
         """The ``lut`` event after which the trace knows ``lut``, if it changed."""
@@ -101,12 +115,15 @@ class LutShadow:
         if not session.asynchronous:
             session.emit_all(self.show(lut))
             return
-        diff = self._diffs.get(id(lut))
-        if diff is None:
-            self._diffs.clear()
-            row = lut[: len(self._told)].reshape(1, -1)
-            diff = self._diffs[id(lut)] = RowDiff(row, capacity=len(self._told))
-        session.defer(self._events_of, *diff.launch([0], [len(self._told)]), fresh=True)
+        if self._diff is None or self._diff[0] is not lut:
+            self.watch(lut)
+        assert self._diff is not None
+        if self._forget:
+            self._forget = False
+            # No slot has this number: all cells are told.
+            self._diff[1].forget(-1)
+        launched = self._diff[1].launch([0], [len(self._told)])
+        session.defer(self._events_of, *launched, fresh=True)
 
     def _events_of(self, entries: Ints, count: Ints) -> list[Event]:
         changed = entries[: int(count[0])]
@@ -117,6 +134,10 @@ class LutShadow:
             return []
         self._told[full] = swa
         return [{"kind": "lut", "full": full, "swa": swa}]
+
+    def lost(self) -> None:
+        """See ``State``: changes were missed, so that the whole table is told anew."""
+        self._forget = True
 
     def retell(self, *, gap: bool) -> list[Event]:
         """See ``State``."""
@@ -131,9 +152,13 @@ class HistoryShadow:
     def __init__(self, tokens: TokenCoder) -> None:
         self._tokens = tokens
         self._told: dict[str, int] = {}
+        self._forget = False
 
     def show(self, req: str, prompt: Sequence[int], output: Sequence[int]) -> list[Event]:
         """The ``history`` event after which all tokens of ``req`` are told, if there are new."""
+        if self._forget:
+            self._forget = False
+            self._told.clear()
         told = self._told.get(req, 0)
         total = len(prompt) + len(output)
         if total <= told or self._tokens.mode == "absent":
@@ -147,8 +172,11 @@ class HistoryShadow:
         self._told.pop(req, None)
 
     def retell(self, *, gap: bool) -> list[Event]:
-        """See ``State``: histories are told again when they are next shown."""
-        self._told.clear()
+        """See ``State``: histories are told again when they are next shown.
+
+        By whoever shows them: the session's thread may have found the gap.
+        """
+        self._forget = True
         return []
 
 

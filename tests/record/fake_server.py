@@ -71,6 +71,7 @@ class FakeServer:
         )
 
     def _forward(self, mode: str, reqs: list[Any], ids: list[int], out: Any, count: int) -> None:
+        import numpy as np
         import torch
 
         lengths = [req.kv.length for req in reqs]
@@ -81,6 +82,7 @@ class FakeServer:
             rids=[req.rid for req in reqs],
             req_pool_indices=torch.tensor([req.kv.req_pool_idx for req in reqs]),
             seq_lens=torch.tensor(lengths),
+            seq_lens_cpu=np.array(lengths),
             input_ids=torch.tensor(ids),
             positions=torch.tensor(positions),
             out_cache_loc=out.clone(),

@@ -23,7 +23,7 @@ from tests.record.fake_server import FakeServer
 server = FakeServer()
 scheduler = server.scheduler
 """
-_DRAFT = """
+DRAFT_FORWARD = """
 from sglang.srt.model_executor.model_runner import ModelRunner
 target = scheduler.tp_worker.model_runner
 draft = ModelRunner(scheduler)
@@ -33,7 +33,7 @@ row = scheduler.req_to_token_pool.req_to_token[hit.kv.req_pool_idx]
 server._forward("DECODE", [hit], [5], row[hit.kv.length - 1 : hit.kv.length].long(), 1)
 scheduler.tp_worker.model_runner = target
 """
-_EVERYTHING = """
+EVERYTHING = """
 from sglang.srt.managers.schedule_batch import release_req
 first = server.start()
 for _ in range(3):
@@ -90,7 +90,7 @@ def _only(found: list[dict[str, Any]], kind: str, **fields: Any) -> list[dict[st
 
 @pytest.fixture
 def everything(tmp_path: Path, python: Callable[..., subprocess.CompletedProcess[str]]) -> Path:
-    return _recorded(tmp_path, python, _EVERYTHING.replace("DRAFT", _DRAFT))
+    return _recorded(tmp_path, python, EVERYTHING.replace("DRAFT", DRAFT_FORWARD))
 
 
 def test_each_call_becomes_its_event(everything: Path) -> None:
@@ -124,7 +124,7 @@ def test_it_replays_without_findings(
     tmp_path: Path, python: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     # Without the draft, which did not write the prefix that it reads here.
-    diagnosis = replay(_recorded(tmp_path, python, _EVERYTHING.replace("DRAFT", "")))
+    diagnosis = replay(_recorded(tmp_path, python, EVERYTHING.replace("DRAFT", "")))
     assert not diagnosis.ownership
     assert not diagnosis.findings
 

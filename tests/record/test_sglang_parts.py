@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvcanary_cli.record.copies import host_array
 from kvcanary_cli.record.sglang.beams import Beams
 from kvcanary_cli.record.sglang.graphs import Padding
 from kvcanary_cli.record.sglang.handoffs import Handoffs
 from kvcanary_cli.record.sglang.requests import Requests
 from kvcanary_cli.record.sglang.scene import Scene
-from kvcanary_cli.record.sglang.speculation import Speculation, tree_parents
+from kvcanary_cli.record.sglang.speculation import Speculation, tree_links, tree_parents
 from kvcanary_cli.record.sglang.tiers import Tiers
 from kvcanary_cli.record.tokens import TokenCoder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FULL, SWA, OTHER = object(), object(), object()
 
@@ -38,6 +42,9 @@ class Collector:
 
     def emit_all(self, events: list[dict[str, Any]]) -> None:
         self.events += events
+
+    def defer(self, make: Callable[..., list[dict[str, Any]]], *tensors: Any) -> None:
+        self.events += make(*map(host_array, tensors))
 
 
 def _scene(mode: str = "raw") -> Any:
@@ -91,7 +98,7 @@ def test_parents_are_told_from_children_and_siblings(trees: list[list[int]]) -> 
         retrieve_next_token=np.array([first for first, _ in links]),
         retrieve_next_sibling=np.array([after for _, after in links]),
     )
-    found = tree_parents(spec, rows, width)
+    found = tree_parents(*tree_links(spec, rows * width), rows, width)
     linear = [[k - 1 for k in range(width)]] * rows
     if trees == linear:
         assert found is None
@@ -102,7 +109,7 @@ def test_parents_are_told_from_children_and_siblings(trees: list[list[int]]) -> 
 
 @pytest.mark.parametrize("spec", [None, SimpleNamespace(retrieve_next_token=None)])
 def test_drafts_without_links_are_chains(spec: Any) -> None:
-    assert tree_parents(spec, 2, 3) is None
+    assert tree_links(spec, 6) == ()
 
 
 def test_accepted_nodes_are_counted_within_their_row() -> None:
@@ -135,8 +142,8 @@ def _event(**more: Any) -> dict[str, Any]:
 
 def test_rows_of_a_decode_graph_follow_as_its_buffers_have_them() -> None:
     event = _event(namespaces=["x", None])
-    padding = Padding(TokenCoder("raw"))
-    padding.opens(event)
+    padding = Padding(_scene().session)
+    padding.opens(SimpleNamespace(event=event))
     buffers = SimpleNamespace(
         seq_lens=np.array([5, 6, 1, 1]),
         positions=np.array([4, 5, 0, 0]),
@@ -168,8 +175,8 @@ def test_rows_of_a_verification_graph_have_all_their_nodes() -> None:
         draft_token_num=2,
         tree={"parent": [-1, -1]},
     )
-    padding = Padding(TokenCoder("raw"))
-    padding.opens(event)
+    padding = Padding(_scene().session)
+    padding.opens(SimpleNamespace(event=event))
     buffers = SimpleNamespace(
         seq_lens=np.array([5, 1]), positions=np.zeros(4), out_cache_loc=np.zeros(4)
     )
@@ -181,8 +188,8 @@ def test_rows_of_a_verification_graph_have_all_their_nodes() -> None:
 
 def test_tokens_of_a_prefill_graph_are_one_row() -> None:
     event = _event(extend_prefix_lens=np.array([4, 5]), extend_seq_lens=np.array([1, 1]), raw_bs=2)
-    padding = Padding(TokenCoder("raw"))
-    padding.opens(event)
+    padding = Padding(_scene().session)
+    padding.opens(SimpleNamespace(event=event))
     static = SimpleNamespace(
         input_ids=np.zeros(5), positions=np.zeros(5), out_cache_loc=np.zeros(5)
     )
@@ -199,8 +206,8 @@ def test_tokens_of_a_prefill_graph_are_one_row() -> None:
 @pytest.mark.parametrize("is_open", [True, False])
 def test_a_full_batch_or_one_of_nobody_is_not_padded(is_open: bool) -> None:
     event = _event()
-    padding = Padding(TokenCoder("raw"))
-    padding.opens(event)
+    padding = Padding(_scene().session)
+    padding.opens(SimpleNamespace(event=event))
     if not is_open:
         padding.closes()
     runner = SimpleNamespace(raw_bs=2, bs=2 if is_open else 4, captured_req_width=1)
@@ -311,11 +318,14 @@ def test_members_of_a_beam_search_get_names_and_lose_them() -> None:
     scene = _scene()
     scene.requests.of_row[1] = "a"
     beams = Beams(scene)
-    beams.on_alias(None, None, False, None, np.array([2, 3]), 1, 4)
+    group = SimpleNamespace(
+        leader=_req("a"), prompt_len=4, member_rows=object(), member_rows_cpu=np.array([2, 3])
+    )
+    beams.on_spawn(None, None, False, None, group, group.leader)
     assert scene.requests.of_row == {1: "a", 2: "a/beam-1", 3: "a/beam-2"}
     new = np.array([[24, 25], [24, 25], [64, 65]])
+    beams.enter_survivors(None, group)
     beams.on_remap(None, (None, new), False, None, np.array([1, 2, 3]), np.array([0, 0, 2]))
-    group = SimpleNamespace(member_rows=object(), member_rows_cpu=np.array([2, 3]))
     beams.enter_free_members(group)
     told = [(e["kind"], e.get("child") or e["req"]) for e in scene.session.events]
     assert told == [

@@ -13,11 +13,14 @@ from kvcanary_cli.record.shadows import to_host
 from kvcanary_cli.trace.schema import TREE_OWNER
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from kvcanary_cli.record.sglang.scene import Scene
 
     Ints = NDArray[np.int64]
+    Event = dict[str, Any]
 
 #: The engine's own layers above an allocator.
 _ALLOCATING = ("alloc_token_slots", "alloc_paged", "alloc_extend", "free")
@@ -32,28 +35,44 @@ class _Actor:
     Attributes:
         name: Request id, or ``tree``.
         reason: The ``free`` event's reason.
-        row: The request's slots; what the cache frees beside them is the tree's. None = any.
+        row: Where a request's slots are known; what the cache frees beside them is the tree's.
+            None = all that is given back is the actor's.
     """
 
     name: str
     reason: str
-    row: Ints | None = None
+    row: _Checkpoint | None = None
 
 
 @dataclass(slots=True)
 class _Checkpoint:
-    """A request's row before its prefix goes into the cache."""
+    """A request's row before its prefix goes into the cache.
+
+    Attributes:
+        name: The request.
+        row: Its row.
+        protected: How much of the row is the cache's already.
+        stop: How much of it goes into the cache.
+        cells: [stop] its slots, once they are on the host.
+    """
 
     name: str
     row: int
     protected: int
+    stop: int
     cells: Ints
+
+    def keep(self, cells: Ints) -> list[Event]:
+        self.cells = cells
+        return []
 
 
 class Allocations:
     """Turns calls of allocators and of the prefix cache into events.
 
-    ``enter...`` come before a call, ``leave...`` and ``on_...`` after it.
+    ``enter...`` come before a call, ``leave...`` and ``on_...`` after it. Slots are the values of
+    tensors, so that what they mean is worked out where they are known: in deferred functions, which
+    alone touch the ledger.
     """
 
     def __init__(self, scene: Scene) -> None:
@@ -84,53 +103,66 @@ class Allocations:
         self.leave(outer, result, raised, allocator)
         if not outer or raised or result is None:
             return
-        slots = to_host(result)
-        if sum(count for _, count in self._taker) == len(slots):
-            start = 0
-            for name, count in self._taker:
-                self.session.emit_all(self._ledger.alloc(name, slots[start : start + count]))
-                start += count
-            return
-        caller = _caller()
+        taker = self._taker
+        if sum(count for _, count in taker) != len(result):
+            taker = []
+        caller = "" if taker else _caller()
+        self.session.defer(lambda slots: self._taken(slots, taker, caller), result)
+
+    def _taken(self, slots: Ints, taker: list[tuple[str, int]], caller: str) -> list[Event]:
+        if taker:
+            stops = np.cumsum([count for _, count in taker])
+            parts = np.split(slots, stops[:-1])
+            return [
+                event
+                for (name, _), part in zip(taker, parts, strict=True)
+                for event in self._ledger.alloc(name, part)
+            ]
         if caller in _CACHE_CALLERS:
-            self.session.emit_all(self._ledger.alloc(TREE_OWNER, slots))
-            self.session.emit_all(self._ledger.own(TREE_OWNER, slots))
-        else:
-            self.session.emit_all(self._ledger.alloc(f"engine:{caller}", slots))
+            return self._ledger.alloc(TREE_OWNER, slots) + self._ledger.own(TREE_OWNER, slots)
+        return self._ledger.alloc(f"engine:{caller}", slots)
 
     def on_free(
         self, outer: Any, _result: Any, raised: bool, allocator: Any, slots: Any, **_kwargs: Any
     ) -> None:
         self.leave(outer, _result, raised, allocator)
         if outer and not raised and len(slots):
-            self._free(self._ledger.with_pages(to_host(slots), self._pools.page_size))
+            size = self._pools.page_size
+            self._free(lambda given: self._ledger.with_pages(given, size), slots)
 
     def on_free_pages(
         self, outer: Any, _result: Any, raised: bool, allocator: Any, pages: Any, **_kwargs: Any
     ) -> None:
         self.leave(outer, _result, raised, allocator)
         if outer and not raised and len(pages):
-            size = self._pools.page_size
-            every = (to_host(pages)[:, None] * size + np.arange(size)).reshape(-1)
-            owned = every[self._ledger.owner[every] > FREE]
-            self._free(owned if len(owned) else every)
+            self._free(self._of_pages, pages)
+
+    def _of_pages(self, pages: Ints) -> Ints:
+        size = self._pools.page_size
+        every = (pages[:, None] * size + np.arange(size)).reshape(-1)
+        owned = every[self._ledger.owner[every] > FREE]
+        return owned if len(owned) else every
 
     def on_clear(self, outer: Any, _result: Any, raised: bool, allocator: Any, *_a: Any) -> None:
         self.leave(outer, _result, raised, allocator)
         if outer and not raised:
-            owned = np.flatnonzero(self._ledger.owner > FREE)
-            self.session.emit_all(self._ledger.free(None, owned, "clear"))
+            self.session.defer(self._cleared)
 
-    def _free(self, slots: Ints) -> None:
-        actor = self._actors[-1] if self._actors else None
-        if actor is None:
-            self.session.emit_all(self._ledger.free(None, slots, _caller()))
-        elif actor.row is None:
-            self.session.emit_all(self._ledger.free(actor.name, slots, actor.reason))
-        else:
-            mine = np.isin(slots, actor.row)
-            self.session.emit_all(self._ledger.free(actor.name, slots[mine], actor.reason))
-            self.session.emit_all(self._ledger.free(TREE_OWNER, slots[~mine], "replaced"))
+    def _cleared(self) -> list[Event]:
+        return self._ledger.free(None, np.flatnonzero(self._ledger.owner > FREE), "clear")
+
+    def _free(self, slots_of: Callable[[Ints], Ints], given: Any) -> None:
+        """Tell that ``slots_of(given)`` come back, on behalf of whoever acts now."""
+        actor = self._actors[-1] if self._actors else _Actor("", _caller())
+        self.session.defer(lambda values: self._freed(slots_of(values), actor), given)
+
+    def _freed(self, slots: Ints, actor: _Actor) -> list[Event]:
+        if actor.row is None:
+            return self._ledger.free(actor.name or None, slots, actor.reason)
+        mine = np.isin(slots, actor.row.cells)
+        return self._ledger.free(actor.name, slots[mine], actor.reason) + self._ledger.free(
+            TREE_OWNER, slots[~mine], "replaced"
+        )
 
     def enter_alloc_extend(self, batch: Any, *_args: Any, **_kwargs: Any) -> list[Any]:
         """A prefill takes slots; requests that get a row now, with their prefix from the cache."""
@@ -156,15 +188,14 @@ class Allocations:
         length = int(req.prefix_len)
         if length <= 0 or req.kv.req_pool_idx is None:
             return
-        slots = self._table.row(int(req.kv.req_pool_idx), length)
-        event = {
-            "kind": "match",
-            "req": str(req.rid),
-            "entry": self._ledger.entry_of(int(slots[-1])),
-            "slots": slots,
-        }
-        namespace = self._requests.namespace(req)
-        self.session.emit({**event, "namespace": namespace} if namespace else event)
+        name, namespace = str(req.rid), self._requests.namespace(req)
+
+        def matched(slots: Ints) -> list[Event]:
+            entry = self._ledger.entry_of(int(slots[-1]))
+            event = {"kind": "match", "req": name, "entry": entry, "slots": slots}
+            return [{**event, "namespace": namespace} if namespace else event]
+
+        self.session.defer(matched, self._table.cells(int(req.kv.req_pool_idx), 0, length))
 
     def enter_alloc_decode(self, batch: Any, token_per_req: int, *_a: Any, **_k: Any) -> None:
         names = [self._requests.enter(req) for req in batch.reqs]
@@ -193,11 +224,13 @@ class Allocations:
 
     def enter_checkpoint(self, _cache: Any, req: Any, *, up_to: int, **_kw: Any) -> _Checkpoint:
         name, row = self._requests.enter(req), int(req.kv.req_pool_idx)
-        cells = self._table.row(row, up_to)
+        protected = int(req.kv.cache_protected_len)
+        begun = _Checkpoint(name, row, protected, up_to, np.zeros(0, dtype=np.int64))
+        self.session.defer(begun.keep, self._table.cells(row, 0, up_to))
         # Positions of the prefix are those of the row, so the trace must know the row by now.
-        self.session.emit_all(self._table.show([row], [up_to]))
-        self._actors.append(_Actor(name, "duplicate", cells))
-        return _Checkpoint(name, row, int(req.kv.cache_protected_len), cells)
+        self._table.tell(self.session, [row], [up_to])
+        self._actors.append(_Actor(name, "duplicate", begun))
+        return begun
 
     def leave_checkpoint(
         self, begun: _Checkpoint | None, _res: Any, raised: bool, _c: Any, req: Any, **_kw: Any
@@ -205,17 +238,24 @@ class Allocations:
         if begun is None:
             return
         self._actors.pop()
-        stop = min(int(req.kv.cache_protected_len), len(begun.cells))
+        stop = min(int(req.kv.cache_protected_len), begun.stop)
         if raised or stop <= begun.protected:
             return
-        self.session.emit_all(self._table.show([begun.row], [len(begun.cells)]))
-        now = self._table.row(begun.row, stop)
-        kept = now == begun.cells[:stop]
+        self._table.tell(self.session, [begun.row], [begun.stop])
+        now = self._table.cells(begun.row, 0, stop)
+        self.session.defer(lambda cells: self._cached(begun, cells), now)
+
+    def _cached(self, begun: _Checkpoint, now: Ints) -> list[Event]:
+        """The prefix is in the cache: what the request's row has kept of its own is the tree's."""
+        kept = now == begun.cells[: len(now)]
         kept[: begun.protected] = False
         kept &= self._ledger.owner[now] != TREE
         positions = np.flatnonzero(kept)
-        for run in np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1):
-            self.session.emit_all(self._ledger.own(begun.name, now[run]))
+        return [
+            event
+            for run in np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
+            for event in self._ledger.own(begun.name, now[run])
+        ]
 
     def enter_evict(self, *_args: Any, **_kwargs: Any) -> bool:
         self._actors.append(_Actor(TREE_OWNER, "evict"))

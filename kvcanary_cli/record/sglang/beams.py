@@ -9,7 +9,12 @@ import numpy as np
 from kvcanary_cli.record.shadows import to_host
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from kvcanary_cli.record.sglang.scene import Scene
+
+    Ints = NDArray[np.int64]
+    Event = dict[str, Any]
 
 
 class Beams:
@@ -17,27 +22,33 @@ class Beams:
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
+        self._group: list[str | None] = []
 
-    def on_alias(
-        self,
-        _token: Any,
-        _res: Any,
-        raised: bool,
-        _table: Any,
-        dst_rows: Any,
-        leader_row: int,
-        prompt_len: int,
-        **_kwargs: Any,
+    def on_spawn(
+        self, _token: Any, _res: Any, raised: bool, _coordinator: Any, group: Any, leader: Any
     ) -> None:
         """Members begin with the prompt of their leader."""
+        row = leader.kv.req_pool_idx
         names = self._scene.requests.of_row
-        leader = names.get(int(leader_row))
-        if raised or leader is None:
+        name = None if row is None else names.get(int(row))
+        if raised or name is None or group.member_rows_cpu is None:
             return
-        shared = self._scene.table.row(int(leader_row), int(prompt_len))
-        for k, row in enumerate(to_host(dst_rows).tolist(), 1):
-            names[row] = f"{leader}/beam-{k}"
-            self._fork(leader, names[row], shared)
+        members = []
+        for k, member in enumerate(to_host(group.member_rows_cpu).tolist(), 1):
+            names[member] = f"{name}/beam-{k}"
+            members.append(names[member])
+
+        def forked(shared: Ints) -> list[Event]:
+            return [event for member in members for event in _fork(name, member, shared)]
+
+        prompt = self._scene.table.cells(int(row), 0, int(group.prompt_len))
+        self._scene.session.defer(forked, prompt)
+
+    def enter_survivors(self, _coordinator: Any, group: Any, *_a: Any, **_kw: Any) -> None:
+        """Survivors of a group are about to be chosen; whose rows they are."""
+        row, rest = group.leader.kv.req_pool_idx, group.member_rows_cpu
+        rows = [] if row is None or rest is None else [int(row), *to_host(rest).tolist()]
+        self._group = [self._scene.requests.of_row.get(row) for row in rows]
 
     def on_remap(
         self,
@@ -51,15 +62,20 @@ class Beams:
         **_kwargs: Any,
     ) -> None:
         """Survivors go on from other beams' slots."""
-        if raised:
+        names, self._group = self._group, []
+        if raised or len(names) != len(rows):
             return
-        names, on_host = self._scene.requests.of_row, to_host(rows).tolist()
-        width = len(on_host)
-        mapping = to_host(result[1]).reshape(width, -1)
-        for k, parent in enumerate(to_host(parent_idx).tolist()):
-            child, source = names.get(on_host[k]), names.get(on_host[parent])
-            if k != parent and child is not None and source is not None:
-                self._fork(source, child, mapping[k])
+
+        def forked(mapping: Ints, parents: Ints) -> list[Event]:
+            mapping = mapping.reshape(len(names), -1)
+            events: list[Event] = []
+            for k, parent in enumerate(parents.tolist()):
+                child, source = names[k], names[parent]
+                if k != parent and child is not None and source is not None:
+                    events += _fork(source, child, mapping[k])
+            return events
+
+        self._scene.session.defer(forked, result[1], parent_idx)
 
     def enter_free_members(self, group: Any, *_args: Any, **_kwargs: Any) -> None:
         """Members end with their group; the rows are given back next."""
@@ -73,7 +89,8 @@ class Beams:
                 self._scene.session.emit({"kind": "row_release", "row": row, "req": name})
                 self._scene.requests.leave(name, row)
 
-    def _fork(self, parent: str, child: str, shared: Any) -> None:
-        if len(shared):
-            event = {"kind": "fork", "parent": parent, "child": child}
-            self._scene.session.emit({**event, "shared": np.unique(shared)})
+
+def _fork(parent: str, child: str, shared: Ints) -> list[Event]:
+    if not len(shared):
+        return []
+    return [{"kind": "fork", "parent": parent, "child": child, "shared": np.unique(shared)}]

@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
     from numpy.typing import NDArray
 
     from kvcanary_cli.abi.sources import RealKvSource
     from kvcanary_cli.record.options import RecordOptions
+    from kvcanary_cli.record.session import Session
+    from kvcanary_cli.record.sglang.forwards import Inputs
     from kvcanary_cli.record.sglang.pools import Pools
 
     Ints = NDArray[np.int64]
@@ -23,22 +28,31 @@ log = logging.getLogger("kvcanary.record")
 class Fingerprints:
     """Folds KV bytes where they are."""
 
-    def __init__(self, sources: dict[str, RealKvSource], mode: str, every: int) -> None:
+    def __init__(
+        self, sources: dict[str, RealKvSource], table: Any, lut: Any, mode: str, every: int
+    ) -> None:
         """Prepare.
 
         Args:
             sources: Pool (``full``, ``swa``) to its source.
+            table: [rows, row_len] live request table.
+            lut: [n] live full-to-SWA table; None without a SWA pool.
             mode: ``partial`` or ``all``.
             every: Fingerprint what is read in every n-th forward.
         """
         from kvcanary_cli.abi.constants import RealKvHashMode
+        from kvcanary_cli.abi.faults import new_fault_cell
         from kvcanary_cli.backends import get_backend
 
-        self._sources = sources
+        self._sources, self._table, self._lut = sources, table, lut
+        self._bounds = {
+            name: len(source.tensor) * source.page_size for name, source in sources.items()
+        }
         self._mode = RealKvHashMode.PARTIAL if mode == "partial" else RealKvHashMode.ALL
         self._every = every
-        on_cpu = next(iter(sources.values())).tensor.device.type == "cpu"
-        self._backend = get_backend("cpu" if on_cpu else "triton")
+        device = next(iter(sources.values())).tensor.device
+        self._backend = get_backend("cpu" if device.type == "cpu" else "triton")
+        self._fault = new_fault_cell(device)
 
     @classmethod
     def of(cls, pools: Pools, options: RecordOptions) -> Fingerprints | None:
@@ -56,54 +70,101 @@ class Fingerprints:
                 type(pools.kv_full).__name__,
             )
             return None
-        return cls(sources, options.kv_hash, options.kv_hash_every)
+        if pools.lut is None:
+            sources.pop("swa", None)
+        return cls(sources, pools.table, pools.lut, options.kv_hash, options.kv_hash_every)
 
-    def before(self, step: int, slots: Ints, lut: Any) -> list[Event]:
-        """Events for ``slots`` that forward ``step`` is about to read."""
-        return [] if step % self._every else self._events("before", step, slots, lut)
+    def before(self, session: Session, step: int, inputs: Inputs) -> None:
+        """Tell the bytes of what forward ``step`` is about to read, if it is this one's turn."""
+        if not step % self._every:
+            self._tell(session, "before", step, self._read_by(inputs))
 
-    def after(self, step: int, slots: Ints, lut: Any) -> list[Event]:
-        """Events for ``slots`` that forward ``step`` has written."""
-        return self._events("after", step, slots, lut)
-
-    def _events(self, phase: str, step: int, slots: Ints, lut: Any) -> list[Event]:
-        slots = _once(slots)
-        events = []
-        for pool, source in self._sources.items():
-            if pool == "swa":
-                slots = _once(lut[slots]) if lut is not None else slots[:0]
-            if len(slots):
-                event: Event = {
-                    "kind": "kv_hash",
-                    "phase": phase,
-                    "step": step,
-                    "slots": slots,
-                    "hash": self._fold(source, slots),
-                }
-                events.append(event if pool == "full" else {**event, "pool": pool})
-        return events
-
-    def _fold(self, source: RealKvSource, slots: Ints) -> Ints:
+    def after(self, session: Session, step: int, slots: Sequence[Any]) -> None:
+        """Tell the bytes of what forward ``step`` has written: ``slots``, a list of tensors."""
         import torch
 
-        device = source.tensor.device
-        hashes: Ints = (
-            self._backend.real_kv_hash(
-                slots=torch.from_numpy(slots).to(device),
-                real_kv_sources=(source,),
-                real_kv_hash_mode=self._mode,
-            )
-            .cpu()
-            .numpy()
+        parts = [part.to(torch.int64).reshape(-1) for part in slots if part is not None]
+        self._tell(session, "after", step, torch.cat(parts) if parts else None)
+
+    def _read_by(self, inputs: Inputs) -> torch.Tensor:
+        """Slots of the batch's prefixes, row by row, 0 in between where they are on a device."""
+        import torch
+
+        table: torch.Tensor = self._table
+        lengths = inputs.prefix_lens().to(torch.int64) * (inputs.rows != 0)
+        longest = inputs.longest
+        if longest is None:
+            # On a device that would wait for it.
+            longest = int(lengths.max()) if is_on_host(lengths) else table.shape[1]
+        width = min(longest, table.shape[1])
+        rows = inputs.rows.to(torch.int64).clamp(0, table.shape[0] - 1)
+        cells = table[rows, :width].to(torch.int64)
+        inside = torch.arange(width, device=cells.device)[None, :] < lengths[:, None]
+        out: torch.Tensor = (cells * inside).reshape(-1)
+        return out
+
+    def _tell(self, session: Session, phase: str, step: int, slots: torch.Tensor | None) -> None:
+        """Fold where the bytes are; which slots are there, and each once, is found on the host."""
+        if slots is None or not len(slots):
+            return
+        for pool, source in self._sources.items():
+            if pool == "swa":
+                slots = self._translated(slots)
+            if is_on_host(slots):
+                slots = _tensor(_once(slots.numpy(), self._bounds[pool]))
+            if len(slots):
+                hashes = self._fold(source, slots)
+                session.defer(self._event_of(phase, step, pool), slots, hashes, fresh=True)
+
+    def _translated(self, slots: torch.Tensor) -> torch.Tensor:
+        """SWA slots behind full ones, 0 where there is none."""
+        inside = (slots > 0) & (slots < len(self._lut))
+        out: torch.Tensor = self._lut[slots * inside].to(slots.dtype) * inside
+        return out
+
+    def _event_of(self, phase: str, step: int, pool: str) -> Callable[[Ints, Ints], list[Event]]:
+        def made(slots: Ints, hashes: Ints) -> list[Event]:
+            first = _first_of_each(slots, self._bounds[pool])
+            if not len(first):
+                return []
+            event: Event = {"kind": "kv_hash", "phase": phase, "step": step}
+            event |= {"slots": slots[first], "hash": hashes[first]}
+            return [event if pool == "full" else {**event, "pool": pool}]
+
+        return made
+
+    def _fold(self, source: RealKvSource, slots: torch.Tensor) -> torch.Tensor:
+        """[n] hashes; of slots that the pool does not have, anything."""
+        return self._backend.real_kv_hash(
+            slots=slots,
+            real_kv_sources=(source,),
+            real_kv_hash_mode=self._mode,
+            # Given, so that the launch does not wait to see whether a slot is none.
+            fault=self._fault,
         )
-        return hashes
 
 
-def _once(slots: Ints) -> Ints:
-    """Positive ``slots``, each once, in order of first appearance."""
-    slots = slots[slots > 0]
-    out: Ints = slots[np.sort(np.unique(slots, return_index=True)[1])]
+def is_on_host(tensor: torch.Tensor) -> bool:
+    """Whether a look at the values of ``tensor`` waits for nothing."""
+    return tensor.device.type == "cpu"
+
+
+def _first_of_each(slots: Ints, bound: int) -> Ints:
+    """Where each slot of the pool stands first, in order; ``bound`` is the pool's slots."""
+    inside = np.flatnonzero((slots > 0) & (slots < bound))
+    out: Ints = inside[np.sort(np.unique(slots[inside], return_index=True)[1])]
     return out
+
+
+def _once(slots: Ints, bound: int) -> Ints:
+    out: Ints = slots[_first_of_each(slots, bound)]
+    return out
+
+
+def _tensor(values: Ints) -> torch.Tensor:
+    import torch
+
+    return torch.from_numpy(values)
 
 
 def _source(pool: Any) -> RealKvSource | None:

@@ -7,29 +7,22 @@ All methods run on the scheduler's thread. ``enter...`` come before a call, ``le
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from kvcanary_cli.record.sglang.allocations import Allocations
 from kvcanary_cli.record.sglang.beams import Beams
-from kvcanary_cli.record.sglang.forwards import Batch
+from kvcanary_cli.record.sglang.forwards import Batch, Inputs
 from kvcanary_cli.record.sglang.graphs import Padding
 from kvcanary_cli.record.sglang.handoffs import Handoffs
 from kvcanary_cli.record.sglang.scene import Scene
 from kvcanary_cli.record.sglang.speculation import Speculation
 from kvcanary_cli.record.sglang.tiers import Tiers
-from kvcanary_cli.record.shadows import to_host
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from kvcanary_cli.record.session import Session
     from kvcanary_cli.record.sglang.fingerprints import Fingerprints
     from kvcanary_cli.record.sglang.pools import Pools
-
-    Ints = NDArray[np.int64]
 
 #: How long an engine that ends itself waits for the disk.
 _LAST_WORDS_S = 2.0
@@ -37,11 +30,19 @@ _LAST_WORDS_S = 2.0
 
 @dataclass(slots=True)
 class _Forward:
-    """A forward that is under way."""
+    """A forward that is under way.
+
+    Attributes:
+        step: Its number.
+        inputs: What it is fed.
+        is_draft: Whether it is a draft model's.
+        event: Its event, once it has been made.
+    """
 
     step: int
-    event: dict[str, Any]
+    inputs: Inputs
     is_draft: bool
+    event: dict[str, Any] = field(default_factory=dict)
 
 
 class Follower:
@@ -82,7 +83,7 @@ class Follower:
         self.allocations = Allocations(scene)
         self.speculation, self.tiers = Speculation(scene), Tiers(scene)
         self.handoffs, self.beams = Handoffs(scene), Beams(scene)
-        self.padding = Padding(session.tokens)
+        self.padding = Padding(session)
         self.canary_said = ""
         self._retracting = 0
         self._step = 0
@@ -99,38 +100,42 @@ class Follower:
         if not draft and self._forwards_open > 1:
             # Nothing else ends steps here: SGLang's own end of a step was not seen.
             self.on_step_end()
-        batch = Batch(forward_batch, self._requests.of_row)
-        if not len(batch.rows) or batch.has_siblings:
+        inputs = Inputs(forward_batch, self._requests.of_row)
+        if not inputs.count or inputs.has_siblings:
             return None
-        step = self._step
+        told = _Forward(self._step, inputs, draft)
         if not draft:
-            self._tell_histories(batch)
+            self._tell_histories(inputs.names)
         self._tell_lut()
-        session.emit_all(self._table.show(batch.rows.tolist(), batch.row_lengths.tolist()))
-        if self._is_overlapped and not draft:
-            session.emit_all(batch.launches(step))
+        self._table.tell(session, inputs.rows, inputs.row_lengths(), inputs.longest)
         if self._fingerprints is not None and not draft:
-            lut = self._host_lut()
-            session.emit_all(self._fingerprints.before(step, self._prefix_slots(batch), lut))
-        event = batch.event(step, session.tokens, self._requests.namespaces(batch.reqs))
-        if draft:
-            event |= {"worker": "draft", "draft_step": self._draft_step}
-            self._draft_step += 1
-        session.emit(event)
-        self.padding.opens(event)
-        return _Forward(step, event, draft)
+            self._fingerprints.before(session, told.step, inputs)
+        namespaces = self._requests.namespaces(inputs.names)
+        draft_step = self._draft_step
+        self._draft_step += draft
+
+        def made(batch: Batch) -> list[dict[str, Any]]:
+            event = told.event = batch.event(told.step, session.tokens, namespaces)
+            if draft:
+                event |= {"worker": "draft", "draft_step": draft_step}
+            launches = self._is_overlapped and not draft
+            return [*(batch.launches(told.step) if launches else ()), event]
+
+        inputs.defer(session, made)
+        self.padding.opens(told)
+        return told
 
     def after_forward(
         self, forward: _Forward | None, _result: Any, raised: bool, *_args: Any, **_kw: Any
     ) -> None:
         """It has run, or on a GPU: everything queued from here on runs behind it."""
-        self.padding.closes()
+        padding = self.padding.closes()
         self._heed_canary(raised)
         if forward is None or forward.is_draft:
             return
         if self._fingerprints is not None and not raised:
-            slots = forward.event["out_cache_loc"]
-            self.session.emit_all(self._fingerprints.after(forward.step, slots, self._host_lut()))
+            written = [forward.inputs.out_cache_loc, *padding]
+            self._fingerprints.after(self.session, forward.step, written)
         self._step += 1
         self._draft_step = 0
         self._forwards_open += 1
@@ -155,26 +160,15 @@ class Follower:
         self.session.commit(step=self._forwards_open > 0)
         self._forwards_open = 0
 
-    def _tell_histories(self, batch: Batch) -> None:
-        for name in batch.reqs:
+    def _tell_histories(self, names: list[str | None]) -> None:
+        for name in names:
             req = None if name is None else self._requests.by_id.get(name)
             if req is not None:
                 self._tell_history(req)
 
     def _tell_lut(self) -> None:
         if self._lut is not None:
-            self.session.emit_all(self._lut.show(self._pools.lut))
-
-    def _host_lut(self) -> Ints | None:
-        return None if self._pools.lut is None else to_host(self._pools.lut)
-
-    def _prefix_slots(self, batch: Batch) -> Ints:
-        parts = [
-            self._table.row(row, length)
-            for row, length in zip(batch.rows.tolist(), batch.prefix_lens.tolist(), strict=True)
-            if row and length > 0
-        ]
-        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+            self._lut.tell(self.session, self._pools.lut)
 
     # Ends of requests.
 
@@ -197,7 +191,7 @@ class Follower:
         self._requests.leave(name, row)
         if kind != "retract":
             self._histories.forget(name)
-            self._ledger.forget(name)
+            self.session.defer(lambda: self._ledger.forget(name))
 
     def _end_of(self, req: Any) -> str:
         reason = getattr(req, "finished_reason", None) or getattr(req, "to_finish", None)

@@ -1,4 +1,8 @@
-"""A SGLang ``ForwardBatch`` as the trace's ``forward``."""
+"""A SGLang ``ForwardBatch`` as the trace's ``forward``.
+
+``Inputs`` is what the engine's thread sees of a batch, ``Batch`` the same on the host: at once
+where the tensors are there, later where they must be copied.
+"""
 
 from __future__ import annotations
 
@@ -6,70 +10,67 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvcanary_cli.record.sglang.speculation import tree_parents
-from kvcanary_cli.record.shadows import to_host
+from kvcanary_cli.record.sglang.speculation import tree_links, tree_parents
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from kvcanary_cli.record.session import Session
     from kvcanary_cli.record.tokens import TokenCoder
 
     Ints = NDArray[np.int64]
     Event = dict[str, Any]
 
+#: Cells behind the longest row of a batch that are compared, too.
+_SLACK = 64
+_TENSORS = (
+    "rows",
+    "seq_lens",
+    "out_cache_loc",
+    "input_ids",
+    "positions",
+    "extend_prefix_lens",
+    "extend_seq_lens",
+)
 EXTEND_MODES = frozenset({"EXTEND", "MIXED", "SPLIT_PREFILL", "DLLM_EXTEND", "DRAFT_EXTEND_V2"})
 
 
-class Batch:
-    """Host copies of a batch's fields.
+class Inputs:
+    """What a batch feeds the model, as the engine has it: nobody has looked at a tensor's values.
 
     Attributes:
         mode: Name of the forward mode.
-        rows, seq_lens: [bs].
-        input_ids, positions, out_cache_loc: [tokens].
-        prefix_lens: [bs] what each row reads, by the mode's rule (specification 1.8).
-        extend: ``extend_prefix_lens`` and ``extend_seq_lens`` in extend modes, else None.
+        names: [bs] request of each row, None where the batch does not say.
         drafts: ``draft_token_num``, 0 without.
-        tree: [tokens] parent of each draft node within its row, None if each follows the last.
-        reqs: Request of each row, None for padding.
+        count: Rows.
+        rows, seq_lens: [bs] tensors.
+        out_cache_loc, input_ids, positions: [tokens] tensors, or None.
+        extend_prefix_lens, extend_seq_lens: [bs] tensors in extend modes, else None.
+        links: First child and next sibling of each draft node, or ().
     """
 
     def __init__(self, batch: Any, row_owner: Mapping[int, str]) -> None:
-        """Copy ``batch``; requests without a name get their row's."""
+        """Take them; rows without a name get their row's by ``row_owner``."""
         self.mode = str(batch.forward_mode.name)
-        self.rows = to_host(batch.req_pool_indices)
-        self.seq_lens = to_host(batch.seq_lens)
-        self.out_cache_loc = _host_or_empty(batch.out_cache_loc)
-        self.input_ids = _host_or_empty(batch.input_ids)
-        self.positions = _host_or_empty(batch.positions)
+        self.rows, self.seq_lens = batch.req_pool_indices, batch.seq_lens
+        self.count = len(self.rows)
+        self.out_cache_loc, self.input_ids = batch.out_cache_loc, batch.input_ids
+        self.positions = batch.positions
         self.drafts = int(getattr(batch.spec_info, "draft_token_num", 0) or 0)
-        self.tree: Ints | None = None
+        self.links: tuple[Any, ...] = ()
         if self.mode == "TARGET_VERIFY":
-            self.tree = tree_parents(batch.spec_info, len(self.rows), self.drafts)
-        self.extend: tuple[Ints, Ints] | None = None
+            self.links = tree_links(batch.spec_info, self.count * self.drafts)
+        self.extend_prefix_lens = self.extend_seq_lens = None
         if self.mode in EXTEND_MODES and batch.extend_seq_lens is not None:
-            extend = to_host(batch.extend_seq_lens)
-            prefix = batch.extend_prefix_lens
-            self.extend = (self.seq_lens - extend if prefix is None else to_host(prefix), extend)
-        names = list(getattr(batch, "rids", None) or [])
-        names += [None] * (len(self.rows) - len(names))
-        self.reqs: list[str | None] = [
-            None if row == 0 else str(name) if name is not None else row_owner.get(row)
-            for row, name in zip(self.rows.tolist(), names, strict=False)
-        ]
-        self.prefix_lens = self._prefix_lens()
-
-    def _prefix_lens(self) -> Ints:
-        if self.extend is not None:
-            return self.extend[0]
-        if self.mode == "TARGET_VERIFY":
-            return self.seq_lens
-        out = np.zeros(len(self.rows), dtype=np.int64)
-        count = min(len(self.positions), len(out))
-        out[:count] = self.positions[:count]
-        return out
+            self.extend_seq_lens = batch.extend_seq_lens
+            self.extend_prefix_lens = batch.extend_prefix_lens
+        names = list(getattr(batch, "rids", None) or [])[: self.count]
+        names += [None] * (self.count - len(names))
+        self.names = [None if name is None else str(name) for name in names]
+        self._row_owner = dict(row_owner) if None in self.names else {}
+        self._on_host = getattr(batch, "seq_lens_cpu", None)
 
     @property
     def has_siblings(self) -> bool:
@@ -77,7 +78,102 @@ class Batch:
 
         What such a step writes is read within the same draft only, and rows do not name it.
         """
-        return self.mode == "DECODE" and len(self.positions) > len(self.rows)
+        positions = () if self.positions is None else self.positions
+        return self.mode == "DECODE" and len(positions) > self.count
+
+    @property
+    def _written(self) -> int:
+        return self.drafts if self.mode == "TARGET_VERIFY" else 1
+
+    def prefix_lens(self) -> Any:
+        """[bs] what each row reads, by the mode's rule (specification 1.8), where the rows are."""
+        if self.extend_seq_lens is not None:
+            if self.extend_prefix_lens is not None:
+                return self.extend_prefix_lens
+            return self.seq_lens - self.extend_seq_lens
+        if self.mode == "TARGET_VERIFY":
+            return self.seq_lens
+        positions = self.seq_lens[:0] if self.positions is None else self.positions
+        if len(positions) >= self.count:
+            return positions[: self.count]
+        import torch
+
+        return torch.nn.functional.pad(positions, (0, self.count - len(positions)))
+
+    def row_lengths(self) -> Any:
+        """[bs] cells of each row that this forward reads or writes, where the rows are."""
+        prefix = self.prefix_lens()
+        if self.extend_seq_lens is not None:
+            lengths = prefix + self.extend_seq_lens
+        else:
+            lengths = self.seq_lens.maximum(prefix + self._written)
+        return lengths * (self.rows != 0)
+
+    @property
+    def longest(self) -> int | None:
+        """No row is longer in a healthy batch; None if the host does not know.
+
+        Some cells more, so that a position that is off by a few is seen in its row.
+        """
+        if self._on_host is None or not len(self._on_host):
+            return None
+        return int(self._on_host.max()) + self._written + _SLACK
+
+    def defer(self, session: Session, make: Callable[[Batch], list[Event]]) -> None:
+        """Emit what ``make`` gives for the batch's values, once they are on the host."""
+        fields = {
+            name: value
+            for name in _TENSORS
+            if (value := getattr(self, name)) is not None and len(value)
+        }
+
+        def made(*arrays: Ints) -> list[Event]:
+            count = len(fields)
+            values = dict(zip(fields, arrays[:count], strict=True))
+            return make(Batch(self, values, arrays[count:], self._row_owner))
+
+        session.defer(made, *fields.values(), *self.links)
+
+
+class Batch:
+    """A batch on the host.
+
+    Attributes:
+        mode: Name of the forward mode.
+        rows, seq_lens: [bs].
+        input_ids, positions, out_cache_loc: [tokens].
+        extend: ``extend_prefix_lens`` and ``extend_seq_lens`` in extend modes, else None.
+        drafts: ``draft_token_num``, 0 without.
+        tree: [tokens] parent of each draft node within its row, None if each follows the last.
+        reqs: Request of each row, None for padding.
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        values: Mapping[str, Ints],
+        links: Sequence[Ints],
+        row_owner: Mapping[int, str],
+    ) -> None:
+        """From the ``values`` of the tensors of ``inputs``, by name; those without any left out."""
+        nothing = np.zeros(0, dtype=np.int64)
+        self.mode, self.drafts = inputs.mode, inputs.drafts
+        self.rows, self.seq_lens = values["rows"], values["seq_lens"]
+        self.out_cache_loc = values.get("out_cache_loc", nothing)
+        self.input_ids = values.get("input_ids", nothing)
+        self.positions = values.get("positions", nothing)
+        self.tree: Ints | None = None
+        if links:
+            self.tree = tree_parents(links[0], links[1], len(self.rows), self.drafts)
+        self.extend: tuple[Ints, Ints] | None = None
+        if "extend_seq_lens" in values:
+            extend = values["extend_seq_lens"]
+            prefix = values.get("extend_prefix_lens")
+            self.extend = (self.seq_lens - extend if prefix is None else prefix, extend)
+        self.reqs: list[str | None] = [
+            None if row == 0 else name if name is not None else row_owner.get(row)
+            for row, name in zip(self.rows.tolist(), inputs.names, strict=True)
+        ]
 
     @property
     def tokens_per_row(self) -> Ints:
@@ -87,18 +183,14 @@ class Batch:
         width = self.drafts if self.mode == "TARGET_VERIFY" else 1
         return np.full(len(self.rows), width, dtype=np.int64)
 
-    @property
-    def row_lengths(self) -> Ints:
-        """[bs] cells of each row that this forward reads or writes."""
-        written = self.drafts if self.mode == "TARGET_VERIFY" else 1
-        if self.extend is not None:
-            lengths = self.extend[0] + self.extend[1]
-        else:
-            lengths = np.maximum(self.seq_lens, self.prefix_lens + written)
-        return np.where(self.rows == 0, 0, lengths)
+    def event(self, step: int, tokens: TokenCoder, namespaces: Mapping[str, str]) -> Event:
+        """The ``forward`` event, without a draft worker's fields.
 
-    def event(self, step: int, tokens: TokenCoder, namespaces: list[str | None] | None) -> Event:
-        """The ``forward`` event, without a draft worker's fields."""
+        Args:
+            step: Its number.
+            tokens: What becomes of token ids.
+            namespaces: Of those requests that are not in the common one.
+        """
         event: Event = {
             "kind": "forward",
             "step": step,
@@ -117,8 +209,10 @@ class Batch:
             event["draft_token_num"] = self.drafts
         if self.tree is not None:
             event["tree"] = {"parent": self.tree.tolist()}
-        if namespaces is not None:
-            event["namespaces"] = namespaces
+        if any(req in namespaces for req in self.reqs):
+            event["namespaces"] = [
+                None if req is None else namespaces.get(req, "") for req in self.reqs
+            ]
         return event
 
     def launches(self, step: int) -> list[Event]:
@@ -141,7 +235,3 @@ class Batch:
             )
             if req is not None
         ]
-
-
-def _host_or_empty(values: Any) -> Ints:
-    return np.zeros(0, dtype=np.int64) if values is None else to_host(values)

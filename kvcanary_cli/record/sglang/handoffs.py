@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvcanary_cli.record.shadows import to_host
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvcanary_cli.record.sglang.scene import Scene
 
     Ints = NDArray[np.int64]
+    Event = dict[str, Any]
 
 #: SGLang's ``KVPoll``.
 _FAILED, _SUCCESS = 0, 4
@@ -28,14 +27,14 @@ class _Window:
     Attributes:
         name: Its id in the trace.
         req: SGLang's request.
-        slots: Slots that it reads or writes.
+        slots: Slots that it reads or writes, once they are known on the host.
         positions: Their positions in the request; None where nothing lands here.
     """
 
     name: str
     req: Any
-    slots: Ints
     positions: Ints | None
+    slots: Ints | None = None
 
 
 class Handoffs:
@@ -68,7 +67,7 @@ class Handoffs:
         row = req.kv.req_pool_idx
         if raised or start is None or row is None or stop <= start:
             return
-        slots = self._scene.table.row(int(row), stop)[start:]
+        slots = self._scene.table.cells(int(row), start, stop)
         self._begin(req, req.disagg_kv_sender, slots, None, "out")
 
     # The decode server.
@@ -80,11 +79,11 @@ class Handoffs:
         destination = kwargs.get("destination")
         if destination is not None and getattr(destination, "name", "DEVICE") != "DEVICE":
             return
-        req, slots = decode_req.req, to_host(kv_indices)
+        req = decode_req.req
         self._scene.requests.enter(req)
-        start = int(req.kv.kv_committed_len) - len(slots)
-        positions = np.arange(start, start + len(slots), dtype=np.int64)
-        self._begin(req, decode_req.kv_receiver, slots, positions, "in")
+        stop = int(req.kv.kv_committed_len)
+        positions = np.arange(stop - len(kv_indices), stop, dtype=np.int64)
+        self._begin(req, decode_req.kv_receiver, kv_indices, positions, "in")
 
     # Both.
 
@@ -108,27 +107,39 @@ class Handoffs:
         self.on_poll(token, polls, raised, pollers)
 
     def _begin(
-        self, req: Any, poller: Any, slots: Ints, positions: Ints | None, direction: str
+        self, req: Any, poller: Any, slots: Any, positions: Ints | None, direction: str
     ) -> None:
         if not len(slots):
             return
         self._number += 1
-        name = f"rdma-{direction}-{self._number}"
+        window = _Window(f"rdma-{direction}-{self._number}", req, positions)
         _, windows = self._open.setdefault(id(poller), (poller, []))
-        windows.append(_Window(name, req, slots, positions))
+        windows.append(window)
         if len(self._open) > _MAX_OPEN:
             # Of requests that were dropped: their windows stay open in the trace, too.
             del self._open[next(iter(self._open))]
-        event = {"kind": "transfer_begin", "id": name, "req": str(req.rid), "slots": slots}
-        self._scene.session.emit({**event, "via": "rdma", "direction": direction})
+        name = str(req.rid)
+
+        def begun(values: Ints) -> list[Event]:
+            window.slots = values
+            event = {"kind": "transfer_begin", "id": window.name, "req": name, "slots": values}
+            return [{**event, "via": "rdma", "direction": direction}]
+
+        self._scene.session.defer(begun, slots)
 
     def _end(self, window: _Window, *, landed: bool) -> None:
-        session = self._scene.session
+        req = str(window.req.rid)
         if landed and window.positions is not None:
-            req = str(window.req.rid)
             self._scene.tell_history(window.req)
-            source = {"req": req, "pos": window.positions.tolist()}
-            event = {"kind": "copy", "src": source, "dst": window.slots, "id": window.name}
-            session.emit({**event, "via": "rdma", "by": req, "canary": True})
-        kind = "transfer_end" if landed else "transfer_fail"
-        session.emit({"kind": kind, "id": window.name})
+
+        def ended() -> list[Event]:
+            events: list[Event] = []
+            # Without slots its begin was in a step that was dropped.
+            if landed and window.positions is not None and window.slots is not None:
+                source = {"req": req, "pos": window.positions.tolist()}
+                event = {"kind": "copy", "src": source, "dst": window.slots, "id": window.name}
+                events.append({**event, "via": "rdma", "by": req, "canary": True})
+            kind = "transfer_end" if landed else "transfer_fail"
+            return [*events, {"kind": kind, "id": window.name}]
+
+        self._scene.session.defer(ended)

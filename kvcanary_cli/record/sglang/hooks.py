@@ -249,7 +249,20 @@ _TABLE: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
     ),
     ("lora.lora_manager", "LoRAManager.load_lora_adapter", "", "on_adapter", ("namespace",)),
     ("lora.lora_manager", "LoRAManager.load_lora_adapter_from_tensors", "", "on_adapter", ()),
-    ("beam_search.fork", "alias_members_prompt_kv", "", "beams.on_alias", _BEAMS),
+    (
+        "beam_search.coordinator",
+        "BeamCoordinator._spawn_member_rows",
+        "",
+        "beams.on_spawn",
+        _BEAMS,
+    ),
+    (
+        "beam_search.coordinator",
+        "BeamCoordinator._apply_survivors",
+        "beams.enter_survivors",
+        "",
+        _BEAMS,
+    ),
     ("beam_search.fork", "remap_kv_mapping", "", "beams.on_remap", _BEAMS),
     ("beam_search.fork", "free_member_rows", "beams.enter_free_members", "", _BEAMS),
 )

@@ -31,7 +31,11 @@ class Recorder:
         self.follower: Follower | None = None
         self._ended = False
         self._initialising = False
-        self.patcher = Patcher(hooks_of(self), lambda: not self._ended, self._fault)
+        self.patcher = Patcher(hooks_of(self), self._is_recording, self._fault)
+
+    def _is_recording(self) -> bool:
+        """Not any more where the recording has ended by itself."""
+        return not self._ended and (self.follower is None or self.follower.session.active)
 
     def scheduler_begins(self, *_args: Any, **_kwargs: Any) -> None:
         """A scheduler is being built: what it forwards meanwhile is warm-up."""
@@ -75,6 +79,7 @@ class Recorder:
         is_overlapped: bool,
         mid_run: bool,
     ) -> None:
+        from kvcanary_cli.record.copies import mover_of
         from kvcanary_cli.record.session import Session
         from kvcanary_cli.record.sglang.fingerprints import Fingerprints
         from kvcanary_cli.record.sglang.follow import Follower
@@ -92,7 +97,8 @@ class Recorder:
             is_overlapped=is_overlapped,
             has_graphs=_has_graphs(runner),
         )
-        session = Session(self.options, header, starts_mid_run=mid_run)
+        mover = mover_of(pools.table)
+        session = Session(self.options, header, starts_mid_run=mid_run, mover=mover)
         self.follower = Follower(session, pools, fingerprints, is_overlapped=is_overlapped)
         log.warning(
             "kvcanary: recording into %s (%s)", self.options.path, ", ".join(header["records"])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Requests:
@@ -33,10 +36,10 @@ class Requests:
         self.by_id.pop(name, None)
         self.of_row.pop(row, None)
 
-    def namespaces(self, names: list[str | None]) -> list[str | None] | None:
-        """Namespace of each request, None for padding; None if all are in the common one."""
-        found = [None if name is None else self.namespace(self.by_id.get(name)) for name in names]
-        return found if any(found) else None
+    def namespaces(self, names: Iterable[str | None]) -> dict[str, str]:
+        """Namespace of each request that is not in the common one."""
+        found = {name: self.namespace(self.by_id.get(name)) for name in names if name is not None}
+        return {name: namespace for name, namespace in found.items() if namespace}
 
     def adapter_loaded(self, ref: Any) -> dict[str, Any]:
         """A LoRA adapter has these weights from now on; the event that says so."""

@@ -33,6 +33,8 @@ class Scene:
         self.table = TableShadow(pools.table)
         self.histories = HistoryShadow(session.tokens)
         self.lut = None if pools.lut is None else LutShadow(pools.max_slot + 1)
+        if self.lut is not None and session.asynchronous:
+            self.lut.watch(pools.lut)
         self.requests = Requests()
         for state in (self.ledger, self.table, self.histories, self.lut):
             if state is not None:

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvcanary_cli.record.shadows import to_host
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvcanary_cli.record.sglang.scene import Scene
 
     Ints = NDArray[np.int64]
+    Event = dict[str, Any]
 
 
 class Speculation:
@@ -37,43 +36,45 @@ class Speculation:
         if raised or tokens.mode == "absent" or not len(batch.reqs):
             return
         _predicted, _lengths, accept_index = result
+        names = [str(req.rid) for req in batch.reqs]
         width = int(verify_input.draft_token_num)
-        drafts = to_host(verify_input.draft_token)
-        starts = to_host(batch.seq_lens)
-        index = to_host(accept_index).reshape(len(starts), -1)
-        for b, req in enumerate(batch.reqs):
-            # [depth] indices into the whole batch, -1 behind the last one.
-            path = index[b][index[b] >= 0]
-            self._scene.session.emit(
-                {
-                    "kind": "accept",
-                    "req": str(req.rid),
-                    "nodes": path - b * width,
-                    "tokens": tokens.encode(drafts[path]),
-                    "committed_len": int(starts[b]) + len(path),
-                }
-            )
+
+        def accepted(drafts: Ints, starts: Ints, index: Ints) -> list[Event]:
+            paths = index.reshape(len(names), -1)
+            events: list[Event] = []
+            for b, req in enumerate(names):
+                # [depth] indices into the whole batch, -1 behind the last one.
+                path = paths[b][paths[b] >= 0]
+                event = {"kind": "accept", "req": req, "nodes": path - b * width}
+                event["tokens"] = tokens.encode(drafts[path])
+                events.append({**event, "committed_len": int(starts[b]) + len(path)})
+            return events
+
+        drafts = verify_input.draft_token
+        self._scene.session.defer(accepted, drafts, batch.seq_lens, accept_index)
 
 
-def tree_parents(spec_info: Any, rows: int, width: int) -> Ints | None:
+def tree_links(spec_info: Any, nodes: int) -> tuple[Any, ...]:
+    """First child and next sibling of each node of SGLang's verify input; () if it has no tree."""
+    children = getattr(spec_info, "retrieve_next_token", None)
+    siblings = getattr(spec_info, "retrieve_next_sibling", None)
+    if children is None or siblings is None or not nodes:
+        return ()
+    children, siblings = children.reshape(-1), siblings.reshape(-1)
+    return () if min(len(children), len(siblings)) < nodes else (children, siblings)
+
+
+def tree_parents(child: Ints, sibling: Ints, rows: int, width: int) -> Ints | None:
     """Parent of each draft node within its row, -1 = the prefix; None if each follows the last.
 
     Args:
-        spec_info: SGLang's verify input, whose nodes name their first child and next sibling.
+        child, sibling: [>= rows * width] first child and next sibling of each node, -1 = none.
         rows: Rows of the batch.
         width: Nodes of each row.
 
     Returns:
         [rows * width].
     """
-    children = getattr(spec_info, "retrieve_next_token", None)
-    siblings = getattr(spec_info, "retrieve_next_sibling", None)
-    if children is None or siblings is None or not rows:
-        return None
-    child = to_host(children).reshape(-1)
-    sibling = to_host(siblings).reshape(-1)
-    if min(len(child), len(sibling)) < rows * width:
-        return None
     parents = np.full((rows, width), -1, dtype=np.int64)
     row, node = np.nonzero(child[: rows * width].reshape(rows, width) >= 0)
     at = child[: rows * width].reshape(rows, width)[row, node]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvcanary_cli.record.shadows import to_host
-
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from kvcanary_cli.record.sglang.scene import Scene
+
+    Ints = NDArray[np.int64]
+    Event = dict[str, Any]
 
 #: Pool of slots on the host behind each device pool.
 _HOST = {"full": "host", "swa": "host_swa"}
@@ -31,14 +35,19 @@ class Tiers:
         name = self._pool_of(pool)
         if raised or name is None:
             return
-        src, dst = to_host(src_loc), to_host(tgt_loc)
-        # Unused entries of the engine's buffers move the padding slot onto itself.
-        moved = (src != 0) & (dst != 0) & (src != dst)
-        if moved.any():
-            event = {"kind": "copy", "src": src[moved].tolist(), "dst": dst[moved], "via": "d2d"}
+
+        def moves(src: Ints, dst: Ints) -> list[Event]:
+            # Unused entries of the engine's buffers move the padding slot onto itself.
+            moved = (src != 0) & (dst != 0) & (src != dst)
+            if not moved.any():
+                return []
+            event: Event = {"kind": "copy", "src": src[moved].tolist(), "dst": dst[moved]}
+            event["via"] = "d2d"
             if name != "full":
                 event |= {"src_pool": name, "dst_pool": name}
-            self._scene.session.emit({**event, "canary": True})
+            return [{**event, "canary": True}]
+
+        self._scene.session.defer(moves, src_loc, tgt_loc)
 
     def on_backup(
         self, _token: Any, _res: Any, raised: bool, _engine: Any, transfers: Any, **_kw: Any
@@ -62,26 +71,33 @@ class Tiers:
         """Host slots were taken for KV from the storage behind, which the trace does not know."""
         if raised or host_indices is None or not len(host_indices):
             return
-        host = to_host(host_indices)
-        event = {"kind": "copy", "src": host.tolist(), "src_pool": "store", "dst": host}
-        self._scene.session.emit({**event, "dst_pool": _HOST["full"], "via": "load"})
+
+        def taken(host: Ints) -> list[Event]:
+            event = {"kind": "copy", "src": host.tolist(), "src_pool": "store", "dst": host}
+            return [{**event, "dst_pool": _HOST["full"], "via": "load"}]
+
+        self._scene.session.defer(taken, host_indices)
 
     def _copy(self, transfer: Any, via: str) -> None:
         pool = None if transfer.is_draft else self._pool_of(transfer.device_pool)
         if pool is None or transfer.device_indices is None or not len(transfer.device_indices):
             return
-        device, host = to_host(transfer.device_indices), to_host(transfer.host_indices)
         self._number += 1
         name = f"{via}-{self._number}"
-        emit = self._scene.session.emit
-        if via == "d2h":
-            copy = {"src": device.tolist(), "src_pool": pool, "dst": host, "dst_pool": _HOST[pool]}
-        else:
-            copy = {"src": host.tolist(), "src_pool": _HOST[pool], "dst": device, "dst_pool": pool}
-        window = {} if pool != "full" else {"slots": device}
-        emit({"kind": "transfer_begin", "id": name, "via": via, **window})
-        emit({"kind": "copy", **copy, "id": name, "via": via, "canary": True})
-        emit({"kind": "transfer_end", "id": name})
+
+        def copied(device: Ints, host: Ints) -> list[Event]:
+            here, there = (device, pool), (host, _HOST[pool])
+            source, target = (here, there) if via == "d2h" else (there, here)
+            copy: Event = {"src": source[0].tolist(), "src_pool": source[1]}
+            copy |= {"dst": target[0], "dst_pool": target[1]}
+            window = {} if pool != "full" else {"slots": device}
+            return [
+                {"kind": "transfer_begin", "id": name, "via": via, **window},
+                {"kind": "copy", **copy, "id": name, "via": via, "canary": True},
+                {"kind": "transfer_end", "id": name},
+            ]
+
+        self._scene.session.defer(copied, transfer.device_indices, transfer.host_indices)
 
     def _pool_of(self, pool: Any) -> str | None:
         pools = self._scene.pools

@@ -1,8 +1,9 @@
 """One launch of vLLM's model as the trace's ``forward``.
 
-``of_runner`` and ``of_input_batch`` read what the model is about to be fed, from the two kinds of
-model runner that vLLM has; where the model runs in other processes, ``of_scheduler`` derives the
-same from what the scheduler sends them.
+``Inputs`` is what the model is about to be fed, by the two kinds of model runner that vLLM has, and
+``Batch`` the same on the host: at once where the tensors are there, later where they must be
+copied. Where the model runs in other processes, ``of_scheduler`` derives a batch from what the
+scheduler sends them.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvcanary_cli.record.shadows import to_host
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from kvcanary_cli.record.session import Session
     from kvcanary_cli.record.tokens import TokenCoder
 
     Ints = NDArray[np.int64]
@@ -174,95 +174,128 @@ class Batch:
         return event
 
 
-def of_runner(
-    runner: Any, output: Any, group: int, input_ids: Any, requests: Mapping[str, Any]
-) -> Batch:
-    """What ``runner`` is about to run.
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a model runner is about to feed its model, as it has it: nobody has looked at values.
 
-    Args:
-        runner: The model runner, after it has prepared its inputs.
-        output: The scheduler's output that it works on.
-        group: Number of the KV cache group that is recorded.
-        input_ids: [padded tokens] tensor that the model gets.
-        requests: The scheduler's requests by id.
-    """
-    held = runner.input_batch
-    count = int(held.num_reqs)
-    reqs = [str(req) for req in held.req_ids[:count]]
-    counts = np.array([output.num_scheduled_tokens[req] for req in reqs], dtype=np.int64)
-    table = held.block_table[group]
-    return _of_tensors(
-        reqs,
-        counts,
-        runner.seq_lens,
-        tables=table.get_device_tensor(count),
-        block_size=int(table.block_size),
-        inputs=(input_ids, runner.positions, table.slot_mapping.gpu),
-        output=output,
-        requests=requests,
-    )
-
-
-def of_input_batch(
-    held: Any,
-    tables: Any,
-    slots: Any,
-    output: Any,
-    block_size: int,
-    requests: Mapping[str, Any],
-) -> Batch:
-    """What the second kind of model runner is about to run.
-
-    Args:
-        held: Its input batch.
-        tables: [bs, blocks] block tables of the KV cache group that is recorded.
-        slots: [tokens] slot mapping of that group.
-        output: The scheduler's output that it works on.
+    Attributes:
+        reqs: [bs] request ids.
+        counts: [bs] tokens that each row writes.
+        seq_lens: [>= bs] tensor of lengths, this forward's tokens included.
+        tables: [>= bs, blocks] tensor of block tables.
         block_size: Slots of a block of ``tables``.
-        requests: The scheduler's requests by id.
+        tokens: Tensors of at least as many input ids, positions and slots as there are tokens.
+        drafts: [bs] how many of a row's tokens are proposals.
+        prompts: [bs] prompt lengths.
     """
-    count = int(held.num_reqs)
-    return _of_tensors(
-        [str(req) for req in held.req_ids[:count]],
-        np.diff(to_host(held.query_start_loc[: count + 1])),
-        held.seq_lens,
-        tables=tables,
-        block_size=block_size,
-        inputs=(held.input_ids, held.positions, slots),
-        output=output,
-        requests=requests,
-    )
 
+    reqs: list[str]
+    counts: Ints
+    seq_lens: Any
+    tables: Any
+    block_size: int
+    tokens: tuple[Any, Any, Any]
+    drafts: Ints
+    prompts: Ints
 
-def _of_tensors(
-    reqs: list[str],
-    counts: Ints,
-    seq_lens: Any,
-    *,
-    tables: Any,
-    block_size: int,
-    inputs: tuple[Any, Any, Any],
-    output: Any,
-    requests: Mapping[str, Any],
-) -> Batch:
-    """A batch whose ``inputs`` (tokens, positions, slots) and tables may be longer than it is."""
-    total = int(counts.sum())
-    lengths = to_host(seq_lens[: len(reqs)])
-    width = max(1, -(-int(lengths.max(initial=1)) // block_size))
-    cells = to_host(tables[: len(reqs), :width]).reshape(len(reqs), -1)
-    input_ids, positions, slots = (to_host(values[:total]) for values in inputs)
-    return Batch(
-        reqs=reqs,
-        counts=counts,
-        prefix=lengths - counts,
-        blocks=[cells[b, : -(-length // block_size)] for b, length in enumerate(lengths.tolist())],
-        block_size=block_size,
-        input_ids=input_ids,
-        positions=positions,
-        slots=slots,
-        drafts=_drafts(output, reqs),
-        prompts=_prompts(requests, reqs),
-    )
+    @classmethod
+    def of_runner(
+        cls, runner: Any, output: Any, group: int, input_ids: Any, requests: Mapping[str, Any]
+    ) -> Inputs:
+        """What ``runner`` is about to run.
+
+        Args:
+            runner: The model runner, after it has prepared its inputs.
+            output: The scheduler's output that it works on.
+            group: Number of the KV cache group that is recorded.
+            input_ids: [padded tokens] tensor that the model gets.
+            requests: The scheduler's requests by id.
+        """
+        held = runner.input_batch
+        count = int(held.num_reqs)
+        table = held.block_table[group]
+        return cls._of(
+            held.req_ids[:count],
+            output,
+            requests,
+            seq_lens=runner.seq_lens,
+            tables=table.get_device_tensor(count),
+            block_size=int(table.block_size),
+            tokens=(input_ids, runner.positions, table.slot_mapping.gpu),
+        )
+
+    @classmethod
+    def of_input_batch(
+        cls,
+        held: Any,
+        tables: Any,
+        slots: Any,
+        output: Any,
+        block_size: int,
+        requests: Mapping[str, Any],
+    ) -> Inputs:
+        """What the second kind of model runner is about to run.
+
+        Args:
+            held: Its input batch.
+            tables: [bs, blocks] block tables of the KV cache group that is recorded.
+            slots: [tokens] slot mapping of that group.
+            output: The scheduler's output that it works on.
+            block_size: Slots of a block of ``tables``.
+            requests: The scheduler's requests by id.
+        """
+        return cls._of(
+            held.req_ids[: int(held.num_reqs)],
+            output,
+            requests,
+            seq_lens=held.seq_lens,
+            tables=tables,
+            block_size=block_size,
+            tokens=(held.input_ids, held.positions, slots),
+        )
+
+    @classmethod
+    def _of(
+        cls, names: Sequence[Any], output: Any, requests: Mapping[str, Any], **tensors: Any
+    ) -> Inputs:
+        reqs = [str(req) for req in names]
+        counts = np.array([output.num_scheduled_tokens[req] for req in reqs], dtype=np.int64)
+        drafts, prompts = _drafts(output, reqs), _prompts(requests, reqs)
+        return cls(reqs=reqs, counts=counts, drafts=drafts, prompts=prompts, **tensors)
+
+    def defer(self, session: Session, longest: int, make: Callable[[Batch], list[Event]]) -> None:
+        """Emit what ``make`` gives for the batch's values, once they are on the host.
+
+        Args:
+            session: Takes the events.
+            longest: Tokens of a request at most, by what the scheduler knows.
+            make: Gives the events.
+        """
+        total, rows = int(self.counts.sum()), len(self.reqs)
+        width = max(1, -(-longest // self.block_size))
+        tables = self.tables[:rows, :width]
+        tokens = (values[:total] for values in self.tokens)
+        session.defer(
+            lambda *values: make(self._batch(*values)), self.seq_lens[:rows], tables, *tokens
+        )
+
+    def _batch(
+        self, lengths: Ints, tables: Ints, input_ids: Ints, positions: Ints, slots: Ints
+    ) -> Batch:
+        cells = tables.reshape(len(self.reqs), -1)
+        used = -(-lengths // self.block_size)
+        return Batch(
+            reqs=self.reqs,
+            counts=self.counts,
+            prefix=lengths - self.counts,
+            blocks=[cells[b, :count] for b, count in enumerate(used.tolist())],
+            block_size=self.block_size,
+            input_ids=input_ids,
+            positions=positions,
+            slots=slots,
+            drafts=self.drafts,
+            prompts=self.prompts,
+        )
 
 
 def of_scheduler(
@@ -277,12 +310,7 @@ def of_scheduler(
         block_size: Slots of a block.
         tokens_known: Whether the scheduler knows the tokens by now.
     """
-    computed = {new.req_id: int(new.num_computed_tokens) for new in output.scheduled_new_reqs}
-    cached = output.scheduled_cached_reqs
-    computed |= {
-        req: int(count)
-        for req, count in zip(cached.req_ids, cached.num_computed_tokens, strict=True)
-    }
+    computed = computed_of(output)
     reqs = [str(req) for req in output.num_scheduled_tokens]
     counts = np.array([output.num_scheduled_tokens[req] for req in reqs], dtype=np.int64)
     prefix = np.array([computed[req] for req in reqs], dtype=np.int64)
@@ -309,6 +337,16 @@ def of_scheduler(
         drafts=_drafts(output, reqs),
         prompts=_prompts(scheduler.requests, reqs),
     )
+
+
+def computed_of(output: Any) -> dict[str, int]:
+    """Tokens that each scheduled request had behind it, by the scheduler's ``output``."""
+    computed = {new.req_id: int(new.num_computed_tokens) for new in output.scheduled_new_reqs}
+    cached = output.scheduled_cached_reqs
+    return computed | {
+        req: int(count)
+        for req, count in zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+    }
 
 
 def _drafts(output: Any, reqs: list[str]) -> Ints:

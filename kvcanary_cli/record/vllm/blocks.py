@@ -174,6 +174,11 @@ class BlockLedger:
         """``owner`` holds ``block`` from before the recording; ``retell`` says so."""
         self._owner[block] = owner
 
+    def lost(self) -> None:
+        """See ``State``: whoever owned what by now was not seen."""
+        self._owner = [None] * len(self._owner)
+        self._entries.clear()
+
     def retell(self, *, gap: bool) -> list[Event]:
         """See ``State``. Ownership moves without a free, so that nothing looks broken."""
         events: list[Event] = []

@@ -1,17 +1,20 @@
 """Follows a running vLLM engine core: what its calls mean as events of the trace.
 
-All methods run on the engine core's thread. ``enter...`` come before a call, ``leave...`` and
-``on_...`` after it.
+``enter...`` come before a call, ``leave...`` and ``on_...`` after it, all on the engine core's
+thread. What a launch means is worked out in deferred functions, where the values of its tensors are
+known: these alone touch ledger, table shadow, drafts and the number of the step.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvcanary_cli.record.shadows import HistoryShadow
-from kvcanary_cli.record.vllm.batches import Batch, of_input_batch, of_runner, of_scheduler
+from kvcanary_cli.record.vllm.batches import Inputs, computed_of, of_scheduler
 from kvcanary_cli.record.vllm.blocks import BlockLedger
 from kvcanary_cli.record.vllm.loads import Loads
 from kvcanary_cli.record.vllm.pool_calls import PoolCalls
@@ -21,8 +24,31 @@ from kvcanary_cli.trace.schema import TREE_OWNER
 
 if TYPE_CHECKING:
     from kvcanary_cli.record.session import Session
+    from kvcanary_cli.record.vllm.batches import Batch
     from kvcanary_cli.record.vllm.fingerprints import Fingerprints
     from kvcanary_cli.record.vllm.pools import Pools
+
+    Event = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Launch:
+    """A launch of the model.
+
+    Attributes:
+        rows: Each request's table row.
+        namespaces: Those of requests that are not in the common one.
+        hits: Slots that requests were served from since the last launch.
+        parts: The forwards that it is told as, once they are known.
+        first: Number of the first.
+    """
+
+    rows: dict[str, int]
+    namespaces: dict[str, str]
+    hits: dict[str, set[int]]
+    parts: list[Batch] = field(default_factory=list)
+    first: int = 0
+
 
 _ABORTED = ("FINISHED_ABORTED", "FINISHED_ERROR", "FINISHED_IGNORED")
 
@@ -62,7 +88,7 @@ class Follower(PoolCalls):
         for state in (ledger, self._table, self._histories):
             session.add_state(state)
         self._output: Any = None
-        self._prepared: list[Batch] | None = None
+        self._prepared: _Launch | None = None
         self._hits: dict[str, set[int]] = {}
         self._drafted: dict[str, tuple[int, list[int]]] = {}
         self._step = 0
@@ -86,19 +112,19 @@ class Follower(PoolCalls):
     ) -> None:
         if entered:
             self._output = None
-            parts, self._prepared = self._prepared, None
-            self.after_forward(parts, None, raised)
+            launch, self._prepared = self._prepared, None
+            self.after_forward(launch, None, raised)
 
     def before_forward(
         self, runner: Any, input_ids: Any = None, *_args: Any, **_kwargs: Any
-    ) -> list[Batch] | None:
+    ) -> _Launch | None:
         """The model is about to run; ``input_ids`` is what it is fed."""
         group, output = self._pools.group, self._output
         if runner is not self._pools.runner or group is None or output is None:
             return None
         if input_ids is None:
             input_ids = runner.input_ids.gpu
-        return self._begin(of_runner(runner, output, group, input_ids, self._requests))
+        return self._begin(Inputs.of_runner(runner, output, group, input_ids, self._requests))
 
     def on_prepared(
         self, _token: Any, result: Any, raised: bool, runner: Any, input_batch: Any
@@ -112,31 +138,54 @@ class Follower(PoolCalls):
         tables, slots = result
         size = self._pools.table_block_size
         self._prepared = self._begin(
-            of_input_batch(input_batch, tables[group], slots[group], output, size, self._requests)
+            Inputs.of_input_batch(
+                input_batch, tables[group], slots[group], output, size, self._requests
+            )
         )
 
-    def _begin(self, batch: Batch) -> list[Batch]:
-        """The model is about to run ``batch``; its parts, the first of which is told."""
-        parts = batch.in_order(self._hits)
-        self._hits = {}
-        self._tell(parts[0], self._step)
-        return parts
+    def _begin(self, inputs: Inputs) -> _Launch:
+        """The model is about to run; the first part of the launch is told."""
+        launch = self._launch(inputs.reqs)
+        computed = computed_of(self._output)
+        ends = (
+            computed[req] + count
+            for req, count in zip(inputs.reqs, inputs.counts.tolist(), strict=True)
+        )
+        inputs.defer(self.session, max(ends, default=0), lambda batch: self._begun(launch, batch))
+        return launch
+
+    def _launch(self, reqs: list[str]) -> _Launch:
+        """What the engine core knows of a launch of ``reqs``; tells what they have said."""
+        for req in reqs:
+            self._tell_history(self._requests[req])
+        rows = {req: self._rows.of(req) for req in reqs}
+        namespaces = {req: self._namespaces.of(self._requests[req]) for req in reqs}
+        namespaces = {req: namespace for req, namespace in namespaces.items() if namespace}
+        hits, self._hits = self._hits, {}
+        self._forwards_open += 1
+        return _Launch(rows, namespaces, hits)
+
+    def _begun(self, launch: _Launch, batch: Batch) -> list[Event]:
+        launch.parts = batch.in_order(launch.hits)
+        launch.first = self._step
+        self._step += len(launch.parts)
+        return self._told(launch, 0)
 
     def after_forward(
-        self, parts: list[Batch] | None, _result: Any, raised: bool, *_args: Any, **_kwargs: Any
+        self, launch: _Launch | None, _result: Any, raised: bool, *_args: Any, **_kwargs: Any
     ) -> None:
-        if parts is None:
-            return
-        for k, part in enumerate(parts):
-            if raised:
-                break
+        if launch is not None and not raised:
+            self.session.defer(lambda: self._done(launch))
+
+    def _done(self, launch: _Launch) -> list[Event]:
+        events: list[Event] = []
+        for k, part in enumerate(launch.parts):
             if k:
                 # What it reads has been written by now, in the same launch.
-                self._tell(part, self._step + k)
+                events += self._told(launch, k)
             if self._fingerprints is not None:
-                self.session.emit_all(self._fingerprints.after(self._step + k, part.slots))
-        self._step += len(parts)
-        self._forwards_open += 1
+                events += self._fingerprints.after(launch.first + k, part.slots)
+        return events
 
     def leave_schedule(
         self, _token: Any, output: Any, raised: bool, scheduler: Any, *_args: Any, **_kwargs: Any
@@ -152,12 +201,9 @@ class Follower(PoolCalls):
         batch = of_scheduler(
             scheduler, output, group, self._pools.block_size, tokens_known=self._tokens_known
         )
-        parts = batch.in_order(self._hits)
-        self._hits = {}
-        for k, part in enumerate(parts):
-            self._tell(part, self._step + k)
-        self._step += len(parts)
-        self._forwards_open += 1
+        launch = self._launch(batch.reqs)
+        self.session.defer(lambda: self._begun(launch, batch))
+        self.session.defer(lambda: self._done(launch))
 
     def _copy_block(self, src: int, dst: int) -> None:
         self.session.emit(
@@ -169,22 +215,22 @@ class Follower(PoolCalls):
             }
         )
 
-    def _tell(self, batch: Batch, step: int) -> None:
-        """Emit one forward and what the trace must know before it."""
-        session = self.session
-        rows = [self._rows.of(req) for req in batch.reqs]
-        namespaces = [self._namespaces.of(self._requests[req]) for req in batch.reqs]
+    def _told(self, launch: _Launch, k: int) -> list[Event]:
+        """One forward of a launch and what the trace must know before it."""
+        batch, step = launch.parts[k], launch.first + k
+        rows = [launch.rows[req] for req in batch.reqs]
+        events: list[Event] = []
         for b, req in enumerate(batch.reqs):
-            self._tell_history(self._requests[req])
-            session.emit_all(self._table.show(rows[b], batch.blocks[b]))
+            events += self._table.show(rows[b], batch.blocks[b])
             fed = batch.fed(b) if batch.drafts[b] else None
             if fed is not None:
                 self._drafted[req] = (int(batch.prefix[b]), fed)
         if self._fingerprints is not None:
-            session.emit_all(self._fingerprints.before(step, batch.prefix_slots()))
-        session.emit(
-            batch.event(step, rows, session.tokens, namespaces if any(namespaces) else None)
-        )
+            events += self._fingerprints.before(step, batch.prefix_slots())
+        namespaces = [launch.namespaces.get(req, "") for req in batch.reqs]
+        tokens = self.session.tokens
+        event = batch.event(step, rows, tokens, namespaces if any(namespaces) else None)
+        return [*events, event]
 
     def _tell_history(self, request: Any) -> None:
         self.session.emit_all(
@@ -201,22 +247,27 @@ class Follower(PoolCalls):
             return
         sampled = model_runner_output.sampled_token_ids
         for req in scheduler_output.scheduled_spec_decode_tokens:
-            drafted = self._drafted.pop(req, None)
             at = model_runner_output.req_id_to_index.get(req)
-            if drafted is None or at is None or not sampled or not len(sampled[at]):
-                continue
-            prefix, fed = drafted
-            accepted = len(sampled[at]) - 1
-            tokens = [*fed[: accepted + 1], int(sampled[at][-1])]
-            self.session.emit(
-                {
-                    "kind": "accept",
-                    "req": req,
-                    "nodes": list(range(accepted + 1)),
-                    "tokens": self.session.tokens.encode(np.array(tokens, dtype=np.int64)),
-                    "committed_len": prefix + accepted + 1,
-                }
-            )
+            said = [] if at is None or not sampled else [int(token) for token in sampled[at]]
+            self.session.defer(partial(self._accepted, str(req), said))
+
+    def _accepted(self, req: str, said: list[int]) -> list[Event]:
+        """``req`` goes on with ``said``: accepted drafts, and one token behind them."""
+        drafted = self._drafted.pop(req, None)
+        if drafted is None or not said:
+            return []
+        prefix, fed = drafted
+        accepted = len(said) - 1
+        tokens = np.array([*fed[: accepted + 1], said[-1]], dtype=np.int64)
+        return [
+            {
+                "kind": "accept",
+                "req": req,
+                "nodes": list(range(accepted + 1)),
+                "tokens": self.session.tokens.encode(tokens),
+                "committed_len": prefix + accepted + 1,
+            }
+        ]
 
     def leave_update(self, *_args: Any, **_kwargs: Any) -> None:
         """The step is over."""
@@ -262,14 +313,14 @@ class Follower(PoolCalls):
             return
         req, slots = str(request.request_id), self._ledger.slots(held)
         self._hits[req] = set(slots.tolist())
-        event = {
-            "kind": "match",
-            "req": req,
-            "entry": self._ledger.entry_of(held[-1]),
-            "slots": slots,
-        }
         namespace = self._namespaces.of(request)
-        self.session.emit({**event, "namespace": namespace} if namespace else event)
+
+        def matched() -> list[Event]:
+            entry = self._ledger.entry_of(held[-1])
+            event = {"kind": "match", "req": req, "entry": entry, "slots": slots}
+            return [{**event, "namespace": namespace} if namespace else event]
+
+        self.session.defer(matched)
 
     def _namespace_of(self, request: Any) -> str:
         return self._namespaces.of(request)
@@ -344,9 +395,14 @@ class Follower(PoolCalls):
         row = self._rows.release(req)
         if row is not None:
             self.session.emit({"kind": "row_release", "row": row, "req": req})
+        self.session.defer(lambda: self._ended(req, row))
+        self._hits.pop(req, None)
+
+    def _ended(self, req: str, row: int | None) -> list[Event]:
+        if row is not None:
             self._table.forget(row)
         self._drafted.pop(req, None)
-        self._hits.pop(req, None)
+        return []
 
     # A recording that begins in a running engine.
 
@@ -369,4 +425,4 @@ class Follower(PoolCalls):
         for block in self._pools.blocks.blocks:
             if block.block_hash is not None and int(block.block_id) not in held:
                 self._ledger.adopt(int(block.block_id), TREE_OWNER)
-        self.session.emit_all(self._ledger.retell(gap=False))
+        self.session.defer(lambda: self._ledger.retell(gap=False))

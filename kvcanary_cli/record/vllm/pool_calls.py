@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvcanary_cli.record.session import Session
     from kvcanary_cli.record.vllm.blocks import BlockLedger
     from kvcanary_cli.record.vllm.pools import Pools
+
+    Event = dict[str, Any]
 
 #: Functions on the way from whoever gives back to the free list.
 _PASSED = ("append", "append_n", "prepend_n", "free_blocks", "get_new_blocks", "run", "wrapper")
@@ -29,7 +32,10 @@ class _Actor:
 
 
 class PoolCalls:
-    """Follows the block pool and who calls it."""
+    """Follows the block pool and who calls it.
+
+    The ledger belongs to deferred functions, so that it is as old as the step that they are of.
+    """
 
     def __init__(self, session: Session, pools: Pools, ledger: BlockLedger) -> None:
         self.session = session
@@ -50,7 +56,8 @@ class PoolCalls:
         if raised or pool is not self._pools.blocks:
             return
         owner = self._actors[-1].name if self._actors else f"engine:{_caller()}"
-        self.session.emit_all(self._ledger.alloc(owner, [int(b.block_id) for b in result]))
+        blocks = [int(block.block_id) for block in result]
+        self.session.defer(lambda: self._ledger.alloc(owner, blocks))
 
     def on_queued(self, _token: Any, _result: Any, raised: bool, queue: Any, blocks: Any) -> None:
         """Blocks that nobody refers to any more came to the free list."""
@@ -63,7 +70,7 @@ class PoolCalls:
         actor = self._actors[-1] if self._actors else None
         reason = _caller() if actor is None else actor.reason
         name = None if actor is None else actor.name
-        self.session.emit_all(self._ledger.give_back(name, given, reason))
+        self.session.defer(lambda: self._ledger.give_back(name, given, reason))
 
     def on_cached(
         self,
@@ -90,20 +97,19 @@ class PoolCalls:
             if block.is_null or block.block_hash is None:
                 continue
             before = -1 if k == 0 else int(blocks[k - 1].block_id) * block_size + block_size - 1
-            self.session.emit_all(
-                self._ledger.publish(int(block.block_id), req, k * block_size, before, namespace)
-            )
+            at, start = int(block.block_id), k * block_size
+            self.session.defer(partial(self._ledger.publish, at, req, start, before, namespace))
 
     def on_evicted(self, _token: Any, result: Any, raised: bool, pool: Any, block: Any) -> None:
         """The prefix cache dropped a block."""
         if not raised and result and pool is self._pools.blocks:
-            in_use = int(block.ref_cnt) > 0
-            self.session.emit_all(self._ledger.evict(int(block.block_id), in_use=in_use))
+            at, in_use = int(block.block_id), int(block.ref_cnt) > 0
+            self.session.defer(lambda: self._ledger.evict(at, in_use=in_use))
 
     def on_reset(self, _token: Any, result: Any, raised: bool, pool: Any) -> None:
         """The prefix cache dropped everything."""
         if not raised and result and pool is self._pools.blocks:
-            self.session.emit_all(self._ledger.clear_cache())
+            self.session.defer(self._ledger.clear_cache)
 
     # Who calls it.
 
@@ -146,14 +152,13 @@ class PoolCalls:
 
     def _leave_to_others(self, name: str, blocks: list[Any]) -> None:
         """Blocks that ``name`` gave up while others still use them are the cache's."""
-        left = [
-            int(block.block_id)
-            for block in blocks
-            if int(block.ref_cnt) > 0
-            and not block.is_null
-            and self._ledger.owner(int(block.block_id)) == name
-        ]
-        self.session.emit_all(self._ledger.to_cache(name, left))
+        used = [int(b.block_id) for b in blocks if int(b.ref_cnt) > 0 and not b.is_null]
+
+        def left() -> list[Event]:
+            mine = [block for block in used if self._ledger.owner(block) == name]
+            return self._ledger.to_cache(name, mine)
+
+        self.session.defer(left)
 
 
 def _caller() -> str:

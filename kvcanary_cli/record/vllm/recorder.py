@@ -36,7 +36,11 @@ class Recorder:
         self._built: Any = None
         self._seen: Any = None
         self._runner: Any = None
-        self.patcher = Patcher(hooks_of(self), lambda: not self._ended, self._fault)
+        self.patcher = Patcher(hooks_of(self), self._is_recording, self._fault)
+
+    def _is_recording(self) -> bool:
+        """Not any more where the recording has ended by itself."""
+        return not self._ended and (self.follower is None or self.follower.session.active)
 
     def core_begins(self, *_args: Any, **_kwargs: Any) -> None:
         """An engine core is being built: what it runs meanwhile is warm-up."""
@@ -86,6 +90,7 @@ class Recorder:
             self._begin(self._seen, runner, mid_run=True)
 
     def _begin(self, scheduler: Any, executor: Any, *, mid_run: bool) -> None:
+        from kvcanary_cli.record.copies import mover_of
         from kvcanary_cli.record.session import Session
         from kvcanary_cli.record.vllm.fingerprints import Fingerprints
         from kvcanary_cli.record.vllm.follow import Follower
@@ -106,7 +111,8 @@ class Recorder:
             options = replace(options, tokens="absent")
         if options.tokens == "absent":
             header["records"] = [f for f in header["records"] if f not in ("history", "spec")]
-        session = Session(options, header, starts_mid_run=mid_run)
+        mover = mover_of(pools.runner)
+        session = Session(options, header, starts_mid_run=mid_run, mover=mover)
         self.follower = Follower(session, pools, fingerprints, tokens_known=tokens_known)
         if mid_run:
             self.follower.adopt()

@@ -287,7 +287,6 @@ class Scheduler:
         return set()
 """,
     "v1/worker/gpu_model_runner.py": """
-import numpy as np
 import torch
 from types import SimpleNamespace
 
@@ -300,8 +299,8 @@ def sample(request, count):
 class Table:
     def __init__(self, rows, width, block_size, tokens):
         self.block_size, self.max_num_blocks_per_req = block_size, width
-        self.cells = np.zeros((rows, width), dtype=np.int32)
-        self.slot_mapping = SimpleNamespace(gpu=np.zeros(tokens, dtype=np.int64))
+        self.cells = torch.zeros((rows, width), dtype=torch.int32)
+        self.slot_mapping = SimpleNamespace(gpu=torch.zeros(tokens, dtype=torch.int64))
 
     def get_device_tensor(self, count):
         return self.cells[:count]
@@ -315,9 +314,9 @@ class GPUModelRunner:
         width = -(-config.model_config.max_model_len // size)
         table = Table(rows, width, size, tokens)
         self.input_batch = SimpleNamespace(num_reqs=0, req_ids=[], block_table=[table])
-        self.input_ids = SimpleNamespace(gpu=np.zeros(tokens, dtype=np.int32))
-        self.positions = np.zeros(tokens, dtype=np.int64)
-        self.seq_lens = np.zeros(rows, dtype=np.int32)
+        self.input_ids = SimpleNamespace(gpu=torch.zeros(tokens, dtype=torch.int32))
+        self.positions = torch.zeros(tokens, dtype=torch.int64)
+        self.seq_lens = torch.zeros(rows, dtype=torch.int32)
 
     def initialize_kv_cache(self, kv_cache_config):
         return None
@@ -329,12 +328,12 @@ class GPUModelRunner:
         at = 0
         for row, (name, count) in enumerate(counts.items()):
             before = scheduler_output.computed[name]
-            blocks = np.array(scheduler.kv_cache_manager.get_block_ids(name)[0])
+            blocks = torch.tensor(scheduler.kv_cache_manager.get_block_ids(name)[0])
             table.cells[row, : len(blocks)] = blocks
             fed = scheduler.requests[name].all_token_ids[before : before + count]
             fed = (fed + scheduler_output.scheduled_spec_decode_tokens.get(name, []))[:count]
-            here = np.arange(before, before + count)
-            self.input_ids.gpu[at : at + count] = np.array(fed)
+            here = torch.arange(before, before + count)
+            self.input_ids.gpu[at : at + count] = torch.tensor(fed)
             self.positions[at : at + count] = here
             size = table.block_size
             table.slot_mapping.gpu[at : at + count] = blocks[here // size] * size + here % size
