@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from kvcanary_cli.replay.coverage import blind_to
 from kvcanary_cli.replay.result import Coverage, ReplayResult, TraceSummary, Verdict
+from kvcanary_cli.trace.fields import printable
+from kvcanary_cli.trace.header import MAX_LEFT_OUT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -168,6 +170,9 @@ def _own_notes(replay: Replay) -> list[str]:
             f"{replay.skipped_sweeps} sweeps did not run: without the alloc family it is not "
             "known which slots the prefix index still holds"
         )
+    notes += [
+        f"not recorded: {printable(what, MAX_LEFT_OUT)}" for what in replay.header.not_recorded
+    ]
     if replay.header.pool.swa_slots and replay.pool.lut is None:
         notes.append("translations to the SWA pool were not recorded: its rows are not checked")
     if "map" not in replay.header.records:

@@ -41,6 +41,7 @@ def _facts(info: TraceInfo) -> dict[str, Any]:
         "rank": dict(header.rank),
         "tokens": header.tokens,
         "records": sorted(header.records),
+        "not_recorded": list(header.not_recorded),
         "starts_mid_run": header.starts_mid_run,
         "events": sum(info.events.values()),
         "events_by_kind": info.events,

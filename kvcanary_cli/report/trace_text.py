@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvcanary_cli.trace.fields import printable
+from kvcanary_cli.trace.header import MAX_LEFT_OUT
 from kvcanary_cli.trace.pool_use import SERIES_POINTS
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ def info_lines(info: TraceInfo) -> Iterator[str]:
     )
     yield _line("tokens", header.tokens)
     yield _line("records", ", ".join(printable(r) for r in sorted(header.records)) or "nothing")
+    for what in header.not_recorded:
+        yield _line("leaves out", printable(what, MAX_LEFT_OUT))
     if header.starts_mid_run:
         yield _line("begins", "mid-run: slots may hold content that the trace did not see written")
     yield _line("events", plural(sum(info.events.values()), "event"))

@@ -26,6 +26,8 @@ _MAX_CELLS = 1 << 34
 #: Of a slot, the canary's two rows of four 64-bit words; of a cell of the request table, an int32.
 _SLOT_BYTES, _CELL_BYTES = 64, 4
 _HINT = "see docs/trace-format.md, section Header"
+#: Characters of an entry of ``not_recorded`` that are shown.
+MAX_LEFT_OUT = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,7 @@ class TraceHeader:
         starts_mid_run: Whether the server was already running then, so that slots may hold
             content whose writing the trace does not show.
         seal_interval_s: How often the recorder puts its events on disk, or None.
+        not_recorded: What of the engine's KV the recorded families leave out, in words.
     """
 
     raw: Mapping[str, Any]
@@ -89,6 +92,7 @@ class TraceHeader:
     created_at: str | None
     starts_mid_run: bool
     seal_interval_s: float | None = None
+    not_recorded: tuple[str, ...] = ()
 
 
 class _Reader:
@@ -141,6 +145,12 @@ class _Reader:
             raise self.fail(name, "an object")
         return value
 
+    def strings(self, name: str, default: list[str] | None) -> list[str]:
+        value = self._obj.get(name, default)
+        if not isinstance(value, list) or not all(isinstance(s, str) for s in value):
+            raise self.fail(name, "a list of strings")
+        return value
+
     def seconds(self, name: str) -> float | None:
         value = self._obj.get(name)
         if value is None:
@@ -185,7 +195,7 @@ def parse_header(obj: Any, where: str) -> TraceHeader:
             hint="upgrade kvcanary, or record the trace again with this version",
         )
     engine = _Reader(where, "engine.", _required(read, "engine"))
-    records = _records(read, obj)
+    records = read.strings("records", None)
     return TraceHeader(
         raw=obj,
         engine_name=engine.text("name", required=True) or "",
@@ -200,6 +210,7 @@ def parse_header(obj: Any, where: str) -> TraceHeader:
         created_at=read.text("created_at"),
         starts_mid_run=read.boolean("starts_mid_run"),
         seal_interval_s=read.seconds("seal_interval_s"),
+        not_recorded=tuple(read.strings("not_recorded", [])),
     )
 
 
@@ -208,13 +219,6 @@ def _required(read: _Reader, name: str) -> Mapping[str, Any]:
     if value is None:
         raise read.fail(name, "an object")
     return value
-
-
-def _records(read: _Reader, obj: Mapping[str, Any]) -> list[str]:
-    records = obj.get("records")
-    if not isinstance(records, list) or not all(isinstance(r, str) for r in records):
-        raise read.fail("records", "a list of strings")
-    return records
 
 
 def _rank(where: str, obj: Mapping[str, Any] | None) -> Mapping[str, int]:

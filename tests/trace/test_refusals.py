@@ -199,6 +199,7 @@ HEADER_CASES: list[Case] = [
     ({"chain": "sha256"}, "header field 'chain' must be 'splitmix64-mix3', found \"sha256\""),
     ({"tokens": "secret"}, "header field 'tokens' must be 'raw' or 'salted' or 'absent'"),
     ({"records": "forward"}, "header field 'records' must be a list of strings"),
+    ({"not_recorded": "drafts"}, "header field 'not_recorded' must be a list of strings"),
     ({"records": None}, "header field 'records' must be a list of strings"),
     ({"engine": None}, "header field 'engine' must be an object, found"),
     ({"engine": {}}, "header field 'engine.name' must be a string, found nothing"),

@@ -97,3 +97,25 @@ def _beyond(arguments: dict[str, Any], *, has_tokens: bool) -> dict[str, str]:
     elif algorithm and str(algorithm).rpartition(".")[2].upper() not in _JUDGED:
         lost["spec"] = f"{algorithm} judges drafts in a way that is not followed"
     return lost
+
+
+def not_recorded(arguments: dict[str, Any], *, has_graphs: bool) -> list[str]:
+    """What of the engine's KV no family of the recording tells, in words.
+
+    Args:
+        arguments: SGLang's resolved serving arguments.
+        has_graphs: Whether batches may be replayed as captured graphs.
+    """
+    left_out = []
+    if arguments.get("speculative_draft_model_path"):
+        # More than one token a row and step makes a tree.
+        if int(arguments.get("speculative_eagle_topk") or 1) > 1:
+            left_out.append("steps of the draft model that propose several tokens for a row")
+        if has_graphs:
+            left_out.append("steps of the draft model that run within a captured graph")
+    storage = arguments.get("hicache_storage_backend")
+    if storage:
+        left_out.append(f"what the storage backend ({storage}) brings into the host's memory")
+    if arguments.get("enable_hisparse"):
+        left_out.append("sparse KV on the host")
+    return left_out

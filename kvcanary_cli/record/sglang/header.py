@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from kvcanary_cli.record.secrets import scrub
-from kvcanary_cli.record.sglang.families import families
+from kvcanary_cli.record.sglang.families import families, not_recorded
 
 if TYPE_CHECKING:
     from kvcanary_cli.record.patching import Patcher
@@ -54,6 +54,7 @@ def header_of(
             is_overlapped=is_overlapped,
             has_graphs=has_graphs,
         ),
+        "not_recorded": not_recorded(arguments, has_graphs=has_graphs),
         "serving_args": scrub(arguments),
     }
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvcanary.record")
 
+#: Proposers that keep no KV of their own.
+_WITHOUT_DRAFT_KV = ("ngram", "ngram_gpu", "suffix", "medusa")
 _ALWAYS = ("forward", "map", "alloc", "request", "history", "prefix", "transfer", "namespace")
 #: Section of the engine's configuration to the arguments that are taken from it.
 _ARGUMENTS = {
@@ -70,8 +72,35 @@ def header_of(
         "rank": _rank(config),
         "pool": pools.describe(),
         "records": _families(config, pools, patcher, has_fingerprints),
+        "not_recorded": not_recorded(config, pools),
         "serving_args": scrub(_arguments(config)),
     }
+
+
+def not_recorded(config: Any, pools: Pools) -> list[str]:
+    """What of the engine's KV no family of the recording tells, in words."""
+    left_out = []
+    groups = pools.scheduler.kv_cache_manager.kv_cache_config.kv_cache_groups
+    for number, group in enumerate(groups):
+        if pools.group is not None and number != pools.group:
+            layers = len(group.layer_names)
+            left_out.append(
+                f"tables, slots and reads of KV cache group {number} "
+                f"({type(group.kv_cache_spec).__name__}, {layers} layers): who owns its blocks is "
+                "told, what stands in them not"
+            )
+    method = str(getattr(getattr(config, "speculative_config", None), "method", None) or "")
+    if method and method not in _WITHOUT_DRAFT_KV:
+        left_out.append(f"forwards of the draft model ({method}) and the KV of its layers")
+    if pools.why_derived and pools.group is not None:
+        left_out.append(
+            "what the workers did with tables, positions and slots: forwards are derived from the "
+            f"scheduler's output ({pools.why_derived})"
+        )
+    graphs = getattr(getattr(config, "compilation_config", None), "cudagraph_mode", None)
+    if pools.is_on_device and getattr(graphs, "name", "NONE") != "NONE":
+        left_out.append("rows and tokens that captured graphs add to a batch")
+    return left_out
 
 
 def tokens_are_known(config: Any) -> bool:

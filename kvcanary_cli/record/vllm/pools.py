@@ -79,6 +79,12 @@ class Pools:
         return None if self.runner is None else _module(self.runner)
 
     @property
+    def is_on_device(self) -> bool:
+        """Whether the KV is elsewhere than on the host, as far as that can be seen."""
+        device = getattr(self.runner, "device", None)
+        return getattr(device, "type", "cpu") != "cpu"
+
+    @property
     def groups(self) -> int:
         """KV cache groups of the model."""
         return len(self.scheduler.kv_cache_manager.kv_cache_config.kv_cache_groups)

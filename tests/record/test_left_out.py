@@ -1,0 +1,88 @@
+"""What a recording leaves out stands in its header, and a replay says it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvcanary_cli.record.sglang.families import not_recorded as left_out_by_sglang
+from kvcanary_cli.record.vllm.header import not_recorded as left_out_by_vllm
+from kvcanary_cli.report.trace_text import info_lines
+from kvcanary_cli.trace.info import collect_info
+from kvcanary_cli.trace.reader import open_trace
+from tests.record.helpers import HEADER, Toy, parts, replay
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LEFT_OUT = "forwards of the draft model (eagle) and the KV of its layers"
+
+
+class FullAttentionSpec:
+    pass
+
+
+class SlidingWindowSpec:
+    pass
+
+
+def _vllm(groups: int = 1, group: int | None = 0, why: str = "", **config: Any) -> list[str]:
+    kinds = [FullAttentionSpec, SlidingWindowSpec, SlidingWindowSpec]
+    made = [
+        SimpleNamespace(kv_cache_spec=kinds[k](), layer_names=["a", "b"]) for k in range(groups)
+    ]
+    manager = SimpleNamespace(kv_cache_config=SimpleNamespace(kv_cache_groups=made))
+    pools: Any = SimpleNamespace(
+        scheduler=SimpleNamespace(kv_cache_manager=manager),
+        group=group,
+        why_derived=why,
+        is_on_device=config.pop("is_on_device", False),
+    )
+    return left_out_by_vllm(SimpleNamespace(**config), pools)
+
+
+def test_a_replay_and_trace_info_repeat_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(HEADER, "not_recorded", [LEFT_OUT])
+    toy = Toy(tmp_path)
+    for _ in range(3):
+        toy.step()
+    toy.session.close()
+    (trace,) = parts(tmp_path)
+    assert f"not recorded: {LEFT_OUT}" in replay(trace).replay.coverage.notes
+    lines = [" ".join(line.split()) for line in info_lines(collect_info(open_trace(trace)))]
+    assert f"leaves out {LEFT_OUT}" in lines
+
+
+def test_vllm_groups_drafts_workers_and_graphs() -> None:
+    assert _vllm() == []
+    one, two = _vllm(groups=3)
+    assert one.startswith(
+        "tables, slots and reads of KV cache group 1 (SlidingWindowSpec, 2 layers)"
+    )
+    assert "group 2" in two
+    eagle = SimpleNamespace(method="eagle")
+    assert _vllm(speculative_config=eagle) == [LEFT_OUT]
+    assert _vllm(speculative_config=SimpleNamespace(method="ngram")) == []
+    (derived,) = _vllm(why="MultiprocExecutor runs the model in other processes")
+    assert "MultiprocExecutor" in derived
+    graphs = SimpleNamespace(cudagraph_mode=SimpleNamespace(name="FULL"))
+    assert _vllm(compilation_config=graphs) == []
+    assert len(_vllm(compilation_config=graphs, is_on_device=True)) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "has_graphs", "count"),
+    [
+        ({}, True, 0),
+        ({"speculative_draft_model_path": "m", "speculative_eagle_topk": 1}, False, 0),
+        ({"speculative_draft_model_path": "m", "speculative_eagle_topk": 4}, True, 2),
+        ({"hicache_storage_backend": "mooncake"}, False, 1),
+        ({"enable_hisparse": True}, False, 1),
+    ],
+)
+def test_sglang_drafts_storage_and_sparse_kv(
+    arguments: dict[str, Any], has_graphs: bool, count: int
+) -> None:
+    assert len(left_out_by_sglang(arguments, has_graphs=has_graphs)) == count
