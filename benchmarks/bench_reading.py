@@ -49,7 +49,8 @@ def copy_seconds(size_bytes: int) -> float:
     return best * size_bytes / len(source)
 
 
-def _widened_bytes(segment: Segment) -> int:
+def widened_bytes(segment: Segment) -> int:
+    """Bytes of a segment's arrays."""
     arrays = [segment.kind, segment.index, segment.row]
     for kept in segment.tables.values():
         for column in kept.columns.values():
@@ -63,7 +64,7 @@ def parts(path: Path, tokens: int, rounds: int) -> list[Figure]:
     stored = load_stored(path)
     located = list(stored.segments())
     bounds = Bounds(stored.header.pool)
-    widened = sum(_widened_bytes(part.segment) for part in located)
+    widened = sum(widened_bytes(part.segment) for part in located)
 
     def cut() -> None:
         for _ in stored.segments():

@@ -1,12 +1,13 @@
 """How a replay grows: with context, with recorded tokens, with memory.
 
-    python -m benchmarks.bench_scale [--seconds S] [--folder DIR] [--large-gb G]
+    python -m benchmarks.bench_scale [--seconds S] [--tokens N] [--folder DIR] [--large-gb G]
 
 On generated traces (``scale_traces``). Times are CPU seconds of all threads, so that a shared
 machine does not decide; tokens a second are by the clock, of a whole command. Sizes follow from the
-speed found in a first small run, so that a replay takes about ``--seconds``.
+speed found in a first small run, so that a replay takes about ``--seconds``; ``--tokens`` says
+itself how many the larger trace of each shape has.
 
-- a decode step against the context of its requests: two traces that differ in steps only;
+- a decode step against the context of its requests (``decode_steps``);
 - a recorded token at N and at 4 N tokens;
 - tokens a second, decode-heavy and prefill-heavy, beside a bare compiled loop over the same columns
   (``floor``) run right after;
@@ -22,11 +23,12 @@ import shutil
 import tempfile
 import time
 import tracemalloc
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import scale_traces
+from benchmarks.bench_reading import widened_bytes
+from benchmarks.decode_steps import BATCH, DecodeSteps
 from benchmarks.figures import KVCANARY, Figure, Run, cpu_seconds, machine, run_command, table
 from kvcanary_cli.attribution.diagnose import diagnose_trace
 from kvcanary_cli.replay.capacity_limits import NOT_CHECKED
@@ -45,10 +47,10 @@ _MAKERS: dict[str, Callable[..., int]] = {
 }
 #: A smaller trace is mostly the first requests' beginning.
 _SIZES = (1_000_000, 4_000_000, 10_000_000, 20_000_000)
-_TINY = 1
-#: Steps of the two traces whose difference is taken. Both have so many that their ordinary events
-#: run compiled, as those of a recording do; in full verification none do.
-_STEPS = {"incremental": (3_200, 28_800), "full": (4, 54)}
+#: Decode steps that are timed, and how often. In full verification each looks at every prefix, so
+#: fewer do, at one context.
+_STEPS, _ROUNDS = 2000, 5
+_FULL_STEPS, _FULL_CONTEXT = 40, 32_768
 _FLAT, _LINEAR, _MEMORY = 1.5, 1.1, 1.5
 _LARGE_BOUND = 2 << 30
 
@@ -61,37 +63,20 @@ def replay(path: Path) -> Run:
     return run
 
 
-def replay_s(path: Path, verify: str = "incremental", rounds: int = 2) -> list[float]:
-    """CPU seconds of replays in this process, reading and ledger included, the least first.
+def replay_s(path: Path, rounds: int = 2) -> float:
+    """CPU seconds of a replay in this process, reading and ledger included, the least of some.
 
     What every command pays once, the interpreter, its imports and compiled code, is no part of
     them: it is seconds, and varies by more than a step or a small trace takes.
     """
-    options = ReplayOptions(backend="cpu", verify=Verify(verify))
+    options = ReplayOptions(backend="cpu", verify=Verify.INCREMENTAL)
 
     def once() -> None:
         diagnosis = diagnose_trace(open_trace(path), options, NOT_CHECKED, ranks=False)
         if diagnosis.verdict != "clean":
             raise SystemExit(f"{path.name}: the replay found something in a clean trace")
 
-    return sorted(cpu_seconds(once) for _ in range(rounds))
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """CPU time of a step.
-
-    Attributes:
-        us: Microseconds; if not known, what it is less than as far as can be told.
-        is_known: Whether the steps took clearly more than two replays of one trace differ.
-    """
-
-    us: float
-    is_known: bool
-
-    def __str__(self) -> str:
-        shown = f"{self.us:,.1f}" if self.us < 100 else f"{self.us:,.0f}"
-        return f"{'' if self.is_known else 'under '}{shown} us"
+    return min(cpu_seconds(once) for _ in range(rounds))
 
 
 class Scale:
@@ -100,62 +85,66 @@ class Scale:
     Args:
         folder: For the traces.
         seconds: About how long a replay may take, in CPU seconds.
+        tokens: Of the larger trace of each shape; None = what the time is enough for.
     """
 
-    def __init__(self, folder: Path, seconds: float) -> None:
+    def __init__(self, folder: Path, seconds: float, tokens: int | None = None) -> None:
         self._folder = folder
         self._seconds = seconds
-        tiny = self.trace("decode-heavy", _TINY)
-        replay(tiny)  # fills the compile cache
+        self._tokens = tokens
+        idle = folder / "idle.pt"
+        # So many events that the kernels are the same as those of a large trace.
+        scale_traces.decode_heavy(
+            idle, tokens=20_000, slots=4000, batch=4, prefill=32, decode=16, shared=8
+        )
+        replay(idle)  # fills the compile cache
         #: A replay of next to nothing: the interpreter, its imports and its compiled code.
-        self.start = replay(tiny)
+        self.start = replay(idle)
 
     def trace(self, shape: str, tokens: int) -> Path:
         """A trace of that shape, made when it is first asked for."""
         path = self._folder / f"{shape}-{tokens}.pt"
         if not path.exists():
-            small = {"slots": 4000, "batch": 4, "prefill": 32, "decode": 16}
-            _MAKERS[shape](path, tokens=tokens, **(small if tokens == _TINY else {}))
+            _MAKERS[shape](path, tokens=tokens)
         return path
 
     def steps(self) -> list[Figure]:
-        """CPU time of a decode step at each context, both ways of verifying."""
-        figures = []
-        for verify in _STEPS:
-            costs = []
-            for context in CONTEXTS:
-                costs.append(self._step(context, verify))
-                print(f"  {verify}, context {context}: {costs[-1]}", flush=True)
-            first = costs[0]
-            figures += [
-                Figure(
-                    f"decode step, batch 8, {verify}, context {context:,}",
-                    str(cost),
-                    f"context {CONTEXTS[0]:,}; flat is up to {_FLAT}",
-                    str(first),
-                    cost.us / first.us if cost.is_known and first.is_known else None,
-                )
-                for context, cost in zip(CONTEXTS[1:], costs[1:], strict=True)
-            ]
+        """CPU time of a decode step at each context, and what it is in full verification."""
+        costs = {}
+        for context in CONTEXTS:
+            made = DecodeSteps(context, _STEPS)
+            costs[context] = made.step_us(Verify.INCREMENTAL, _ROUNDS)
+        first = CONTEXTS[0]
+        figures = [
+            Figure(
+                f"decode step, batch {BATCH}, context {context:,}",
+                f"{cost:.1f} us",
+                f"context {first:,}; flat is up to {_FLAT}",
+                f"{costs[first]:.1f} us",
+                cost / costs[first],
+            )
+            for context, cost in list(costs.items())[1:]
+        ]
+        full = DecodeSteps(_FULL_CONTEXT, _FULL_STEPS).step_us(Verify.FULL, 1)
+        figures.append(
+            Figure(
+                f"decode step, batch {BATCH}, context {_FULL_CONTEXT:,}",
+                f"{costs[_FULL_CONTEXT]:.1f} us",
+                "the same with --verify full",
+                f"{full:,.0f} us",
+                costs[_FULL_CONTEXT] / full,
+            )
+        )
         return figures
 
-    def _step(self, context: int, verify: str) -> StepCost:
-        path = self._folder / "context.pt"
-        runs = []
-        for steps in _STEPS[verify]:
-            scale_traces.long_context(path, context=context, steps=steps)
-            runs.append(replay_s(path, verify))
-        few, many = runs
-        steps = _STEPS[verify][1] - _STEPS[verify][0]
-        grown, noise = many[0] - few[0], max(few[-1] - few[0], many[-1] - many[0])
-        return StepCost(1e6 * max(grown, noise) / steps, is_known=grown > 2 * noise)
-
     def _size(self, shape: str) -> int:
-        """Tokens N so that 4 N take about the time given."""
+        """Tokens N so that 4 N take about the time given, or are as many as asked for."""
+        if self._tokens is not None:
+            return self._tokens // 4
         replay_s(self.trace(shape, _SIZES[0]), rounds=1)  # loads the kernels
         tokens = _SIZES[0]
         for larger in _SIZES[1:]:
-            cost = replay_s(self.trace(shape, tokens), rounds=1)[0] / tokens
+            cost = replay_s(self.trace(shape, tokens), rounds=1) / tokens
             if 4 * larger * cost > self._seconds:
                 break
             tokens = larger
@@ -169,7 +158,7 @@ class Scale:
         print(f"  {shape}: N = {tokens:,} tokens", flush=True)
         paths = [self.trace(shape, n) for n in (tokens, 4 * tokens)]
         recorded = [_recorded(path) for path in paths]
-        costs = [replay_s(path)[0] / n for path, n in zip(paths, recorded, strict=True)]
+        costs = [replay_s(path) / n for path, n in zip(paths, recorded, strict=True)]
         floor, floor_tokens = floor_seconds(paths[0])
         whole = recorded[1] / replay(paths[1]).wall_s
         floor_ns = 1e9 * floor / floor_tokens
@@ -200,18 +189,20 @@ class Scale:
     def memory(self) -> list[Figure]:
         """Peak memory beyond an idle replay's, with many slots, beside what is kept for them."""
         path = self._folder / "memory.pt"
-        slots, batch, tokens = 1_000_000, 256, 20_000
+        slots, batch, tokens = 1_000_000, 256, 2_000_000
         scale_traces.decode_heavy(path, tokens=tokens, slots=slots, batch=batch)
         run = replay(path)
         kept = kept_bytes(slots, batch + 1, 64 + 320 + 512 + 2)
+        segment = max(widened_bytes(segment) for segment in open_trace(path).segments())
+        bound = _MEMORY * kept + segment
         beyond = run.peak_bytes - self.start.peak_bytes
         return [
             Figure(
                 f"memory beyond an idle replay's {_mib(self.start.peak_bytes)}, {slots:,} slots",
                 _mib(beyond),
-                f"rows, table and ledger; bound {_MEMORY}",
-                _mib(kept),
-                beyond / kept,
+                f"{_MEMORY} x (rows, table, ledger: {_mib(kept)}) + a segment",
+                _mib(bound),
+                beyond / bound,
             )
         ]
 
@@ -281,9 +272,11 @@ def _mib(size: float) -> str:
     return f"{size / 2**20:,.0f} MiB"
 
 
-def measure(folder: Path, seconds: float, large_gb: float = 0) -> list[Figure]:
+def measure(
+    folder: Path, seconds: float, tokens: int | None = None, large_gb: float = 0
+) -> list[Figure]:
     """All figures; each part is shown when it is there, since all of them take minutes."""
-    scale = Scale(folder, seconds)
+    scale = Scale(folder, seconds, tokens)
     parts: list[Callable[[], list[Figure]]] = [
         lambda: scale.throughput("decode-heavy"),
         lambda: scale.throughput("prefill-heavy"),
@@ -304,12 +297,13 @@ def measure(folder: Path, seconds: float, large_gb: float = 0) -> list[Figure]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--tokens", type=int, help="of the larger trace of each shape")
     parser.add_argument("--folder", type=Path, help="where the traces are made; default: temporary")
     parser.add_argument("--large-gb", type=float, default=0, metavar="G")
     args = parser.parse_args()
     print(machine(), flush=True)
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        print(table(measure(Path(folder), args.seconds, args.large_gb)))
+        print(table(measure(Path(folder), args.seconds, args.tokens, args.large_gb)))
 
 
 if __name__ == "__main__":

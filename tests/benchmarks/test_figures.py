@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from benchmarks import bench_all, bench_scale, scale_traces
+from benchmarks.decode_steps import DecodeSteps
 from benchmarks.figures import Figure, run_command, table
 from benchmarks.floor import Floor, floor_seconds
 from kvcanary_cli.replay.capacity_limits import NOT_CHECKED
 from kvcanary_cli.replay.driver import Replay
-from kvcanary_cli.replay.options import ReplayOptions
+from kvcanary_cli.replay.options import ReplayOptions, Verify
 from kvcanary_cli.trace.reader import open_trace
 
 RESULTS = Path(bench_all.__file__).parent / "results"
@@ -91,3 +92,16 @@ def test_what_a_replay_keeps_grows_with_the_slots() -> None:
     few, many = (bench_scale.kept_bytes(slots, 9, 100) for slots in (100_000, 200_000))
     per_slot = (many - few) / 100_000
     assert 100 < per_slot < 400
+
+
+@pytest.mark.parametrize("verify", Verify)
+def test_decode_steps_are_replayed_clean(verify: Verify) -> None:
+    assert DecodeSteps(context=30, steps=5).step_us(verify, rounds=1) > 0
+
+
+def test_decode_steps_that_are_not_clean_are_no_measurement() -> None:
+    made = DecodeSteps(context=30, steps=5)
+    cells = made.decodes[0].tables["map"].columns["slots"].values
+    cells[0] = cells[1]
+    with pytest.raises(ValueError, match="found something"):
+        made.step_us(Verify.INCREMENTAL, rounds=1)

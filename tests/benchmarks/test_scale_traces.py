@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchmarks import scale_traces
+from benchmarks import scale_server, scale_traces
 from kvcanary_cli.attribution.diagnose import diagnose_trace
 from kvcanary_cli.replay.capacity_limits import NOT_CHECKED
 from kvcanary_cli.replay.options import ReplayOptions
@@ -73,7 +73,7 @@ def test_every_form_holds_the_same_events(shape: str, tmp_path: Path) -> None:
 
 def test_segments_are_cut_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _decode(tmp_path / "one.pt")
-    monkeypatch.setattr(scale_traces, "_SEGMENT_EVENTS", 50)
+    monkeypatch.setattr(scale_server, "_SEGMENT_EVENTS", 50)
     _decode(tmp_path / "many.pt")
     kinds = collect_info(open_trace(tmp_path / "one.pt")).events
     assert collect_info(open_trace(tmp_path / "many.pt")).events == kinds
