@@ -1,9 +1,10 @@
 """What the ledger costs: a replay with the diagnosis against the same replay without it.
 
-Run ``python -m benchmarks.bench_ledger``; it takes a few minutes and prints one line a trace: the
-largest capture, and a made one (``scale_traces``) of some millions of tokens over 1,000,000 slots.
-Both sides take turns, each in CPU time, and the ratio is that of a pair: other load on the machine
-changes both.
+    python -m benchmarks.bench_ledger [--tokens N] [--pairs P]
+
+One line a trace: the largest capture, and a made one (``scale_traces``) of some millions of tokens
+over 1,000,000 slots. Both sides take turns, each in CPU time, and the ratio is the median of the
+pairs': other load on the machine changes both.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import tempfile
 import tracemalloc
 from pathlib import Path
 
-from benchmarks.figures import cpu_seconds
+from benchmarks.figures import Figure, cpu_seconds, machine, table
 from benchmarks.scale_traces import decode_heavy, header
-from kvcanary_cli.attribution.diagnose import diagnose_trace
+from kvcanary_cli.attribution.diagnose import Diagnosis, diagnose_trace
 from kvcanary_cli.attribution.diagnoser import Diagnoser
 from kvcanary_cli.replay.capacity_limits import NOT_CHECKED
 from kvcanary_cli.replay.driver import replay_trace
@@ -33,33 +34,40 @@ BATCH, PREFILL, DECODE = 256, 2048, 64
 OPTIONS = ReplayOptions(backend="cpu")
 
 
-def measure(name: str, path: Path, pairs: int) -> str:
-    """One line about a trace: median CPU seconds of both sides, ratios of the pairs."""
+def figure(name: str, path: Path, pairs: int) -> Figure:
+    """CPU time of a replay with the ledger beside that of one without, medians of the pairs."""
 
     def plain() -> object:
         return replay_trace(open_trace(path), OPTIONS, NOT_CHECKED)
 
-    # As `kvcanary replay` diagnoses one trace: there is no other rank to compare with.
-    diagnosis = diagnose_trace(open_trace(path), OPTIONS, NOT_CHECKED, ranks=False)
-    if diagnosis.verdict != "clean":
-        raise SystemExit(f"{name}: the replay found something in a clean trace")
+    def diagnosed() -> Diagnosis:
+        # As `kvcanary replay` diagnoses one trace: there is no other rank to compare with.
+        return diagnose_trace(open_trace(path), OPTIONS, NOT_CHECKED, ranks=False)
+
     plain()
-    sides = [
-        (
-            cpu_seconds(plain),
-            cpu_seconds(
-                lambda: diagnose_trace(open_trace(path), OPTIONS, NOT_CHECKED, ranks=False)
-            ),
-        )
-        for _ in range(pairs)
-    ]
+    if diagnosed().verdict != "clean":
+        raise SystemExit(f"{name}: the replay found something in a clean trace")
+    sides = [(cpu_seconds(plain), cpu_seconds(diagnosed)) for _ in range(pairs)]
     ratios = sorted(watched / without for without, watched in sides)
-    return (
-        f"{name}: {diagnosis.replay.trace.forwards} forwards, replay "
-        f"{statistics.median(s[0] for s in sides):.2f} s, with the ledger "
-        f"{statistics.median(s[1] for s in sides):.2f} s, ratio {statistics.median(ratios):.2f} "
-        f"({ratios[0]:.2f} to {ratios[-1]:.2f})"
+    return Figure(
+        f"replay with the ledger, {name}",
+        f"{statistics.median(watched for _, watched in sides):.2f} s",
+        f"the same without (pairs {ratios[0]:.2f} to {ratios[-1]:.2f}); goal 2",
+        f"{statistics.median(without for without, _ in sides):.2f} s",
+        statistics.median(ratios),
     )
+
+
+def figures(tokens: int, pairs: int) -> list[Figure]:
+    """Both traces', the made one of so many tokens."""
+    found = [figure(LARGEST.name, LARGEST, pairs)]
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "made.pt"
+        recorded = decode_heavy(
+            made, tokens=tokens, slots=SLOTS, batch=BATCH, prefill=PREFILL, decode=DECODE
+        )
+        found.append(figure(f"{recorded:,} tokens over {SLOTS:,} slots", made, pairs))
+    return found
 
 
 def _mebibytes(slots: int) -> float:
@@ -78,13 +86,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4_000_000, help="Of the made trace.")
     parser.add_argument("--pairs", type=int, default=5)
     args = parser.parse_args()
-    print(measure(LARGEST.name, LARGEST, args.pairs), flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / "made.pt"
-        recorded = decode_heavy(
-            made, tokens=args.tokens, slots=SLOTS, batch=BATCH, prefill=PREFILL, decode=DECODE
-        )
-        print(measure(f"{recorded:,} tokens over {SLOTS:,} slots", made, args.pairs), flush=True)
+    print(machine(), flush=True)
+    print(table(figures(args.tokens, args.pairs)))
     print(f"ledger of {SLOTS:,} slots: {_mebibytes(SLOTS):.0f} MiB")
 
 

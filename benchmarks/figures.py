@@ -88,7 +88,7 @@ def table(figures: Iterable[Figure]) -> str:
     """The figures as aligned text."""
     rows = [("figure", "measured", "bound or peer", "its value", "ratio")]
     rows += [
-        (f.name, f.value, f.against, f.other, "" if f.ratio is None else f"{f.ratio:.2f}")
+        (f.name, f.value, f.against, f.other, "" if f.ratio is None else _ratio(f.ratio))
         for f in figures
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -100,6 +100,11 @@ def table(figures: Iterable[Figure]) -> str:
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def _ratio(ratio: float) -> str:
+    """Two decimals, or as many as a small ratio needs for two digits."""
+    return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
 
 
 def machine() -> str:
