@@ -10,7 +10,6 @@ processes do; one that leaves no result leaves ``failed``.
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import select
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from tests.engines.driving import start
 from tests.engines.sglang_run import execute
 
 _POLL_S = 0.05
@@ -33,7 +33,7 @@ def main() -> None:
     while is_open or waiting or running:
         while waiting and len(running) < jobs:
             path = waiting.pop(0)
-            running[_start(path)] = path
+            running[start(path, execute)] = path
         if is_open and select.select([0], [], [], 0 if running else None)[0]:
             read = os.read(0, 1 << 16)
             is_open = bool(read)
@@ -65,27 +65,6 @@ def warm_up() -> None:
         ),
         real_kv_hash_mode=RealKvHashMode.ALL,
     )
-
-
-def _start(path: Path) -> int:
-    child = os.fork()
-    if child:
-        return child
-    status = 1
-    try:
-        log = os.open(path.with_name("log.txt"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(0)
-        faulthandler.enable()
-        execute(path)
-        status = 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
 
 
 def _reap(running: dict[int, Path]) -> None:

@@ -14,6 +14,8 @@ from array import array
 from pathlib import Path
 from typing import Any
 
+from tests.engines.driving import HOOK_S, prompts_of, time_hooks
+
 #: Fields of a run and their defaults.
 DESCRIPTION: dict[str, Any] = {
     "folder": "",
@@ -40,8 +42,6 @@ DESCRIPTION: dict[str, Any] = {
 }
 _IDLE_ROUNDS = 4
 _MOST_ROUNDS = 20_000
-#: CPU seconds of the scheduler's thread within the recorder's hooks.
-HOOK_S = [0.0]
 
 
 def execute(path: Path) -> None:
@@ -51,9 +51,9 @@ def execute(path: Path) -> None:
     prepare(run)
     recorder = None
     if run["record"]:
-        from kvcanary_cli.record.sglang import install
+        from kvcanary_cli.record.sglang import hooks, install
 
-        time_hooks(HOOK_S)
+        time_hooks(hooks)
         recorder = install(run["record"], **run["record_options"])
     scheduler = build_scheduler(run, folder)
     load = Load(scheduler, run)
@@ -112,33 +112,6 @@ def prepare(run: dict[str, Any]) -> None:
         allow()
 
 
-def time_hooks(spent: list[float]) -> None:
-    """Add the time that the recorder's hooks take to ``spent[0]``."""
-    from dataclasses import replace
-
-    from kvcanary_cli.record.sglang import hooks
-
-    def timed(call: Any) -> Any:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            begun = time.thread_time()
-            try:
-                return call(*args, **kwargs)
-            finally:
-                spent[0] += time.thread_time() - begun
-
-        return None if call is None else run
-
-    plain = hooks.hooks_of
-
-    def timed_hooks(recorder: Any) -> Any:
-        return [
-            replace(hook, before=timed(hook.before), after=timed(hook.after))
-            for hook in plain(recorder)
-        ]
-
-    hooks.hooks_of = timed_hooks
-
-
 def build_scheduler(run: dict[str, Any], folder: Path) -> Any:
     """SGLang's scheduler for a tiny model."""
     from sglang.srt.managers.scheduler import Scheduler
@@ -188,7 +161,7 @@ class Load:
     def __init__(self, scheduler: Any, run: dict[str, Any]) -> None:
         self.scheduler, self.run = scheduler, run
         self.random = random.Random(run["seed"])
-        self.waiting = self._prompts()
+        self.waiting = prompts_of(run, self.random)
         self.rounds = self.idle = self.forwards = self.retracted = 0
         self.forward_s = 0.0
         self.modes: dict[str, int] = {}
@@ -206,20 +179,6 @@ class Load:
             return result
 
         batch_class.retract_decode = counted
-
-    def _prompts(self) -> list[tuple[list[int], int]]:
-        run, rng = self.run, self.random
-        low, high = run["prompt_tokens"]
-        families = [
-            [rng.randrange(3, 500) for _ in range(high)] for _ in range(run["prefix_families"])
-        ]
-        prompts = []
-        for _ in range(run["requests"]):
-            length = rng.randint(low, high)
-            shared = rng.randint(0, length)
-            tail = [rng.randrange(3, 500) for _ in range(length - shared)]
-            prompts.append((rng.choice(families)[:shared] + tail, rng.randint(*run["new_tokens"])))
-        return prompts
 
     def ingest(self) -> None:
         """In the place of SGLang's own reception of requests."""

@@ -14,12 +14,12 @@ import os
 import random
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.engines.driving import HOOK_S, prompts_of, start, time_hooks
 
 #: Fields of a run and their defaults.
 DESCRIPTION: dict[str, Any] = {
@@ -41,41 +41,23 @@ DESCRIPTION: dict[str, Any] = {
     "seed": 1,
 }
 _STEPS_AT_MOST = 5000
-#: CPU seconds of the engine core's thread within the recorder's hooks.
-HOOK_S = [0.0]
 
 
 def main() -> None:
     import vllm  # noqa: F401 - so that every run finds it imported
 
     for path in sys.argv[1:]:
-        run = DESCRIPTION | json.loads(Path(path).read_text())
-        sys.stdout.flush()
-        child = os.fork()
-        if child:
-            os.waitpid(child, 0)
-            continue
-        log = os.open(Path(run["folder"]) / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        status = 1
-        try:
-            drive(run)
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        os.waitpid(start(Path(path), drive), 0)
 
 
-def drive(run: dict[str, Any]) -> None:
-    """One run; its results go into ``result.json``."""
+def drive(path: Path) -> None:
+    """Do the run that the file at ``path`` describes; its results go into ``result.json``."""
+    run = DESCRIPTION | json.loads(path.read_text())
     recorder = None
     if run["record"]:
-        from kvcanary_cli.record.vllm import install
+        from kvcanary_cli.record.vllm import hooks, install
 
-        time_hooks(HOOK_S)
+        time_hooks(hooks)
         recorder = install(run["record"], **run["record_options"])
     engine = build_engine(run)
     load = Load(engine, run)
@@ -103,33 +85,6 @@ def drive(run: dict[str, Any]) -> None:
         "finished": load.done,
     }
     (Path(run["folder"]) / "result.json").write_text(json.dumps(result))
-
-
-def time_hooks(spent: list[float]) -> None:
-    """Add the time that the recorder's hooks take to ``spent[0]``."""
-    from dataclasses import replace
-
-    from kvcanary_cli.record.vllm import hooks
-
-    def timed(call: Any) -> Any:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            begun = time.thread_time()
-            try:
-                return call(*args, **kwargs)
-            finally:
-                spent[0] += time.thread_time() - begun
-
-        return None if call is None else run
-
-    plain = hooks.hooks_of
-
-    def timed_hooks(recorder: Any) -> Any:
-        return [
-            replace(hook, before=timed(hook.before), after=timed(hook.after))
-            for hook in plain(recorder)
-        ]
-
-    hooks.hooks_of = timed_hooks
 
 
 def build_engine(run: dict[str, Any]) -> Any:
@@ -171,7 +126,7 @@ class Load:
         self.scheduler = self.core.scheduler
         self.runner = self.core.model_executor.driver_worker.worker.model_runner
         self.random = random.Random(run["seed"])
-        self.waiting = self._prompts()
+        self.waiting = prompts_of(run, self.random) * run["waves"]
         self.launches = self.preempted = self.aborted = self.drafted = 0
         self.done = False
         self.tokens: dict[str, list[int]] = {}
@@ -193,22 +148,6 @@ class Load:
             return free(request, *args, **kwargs)
 
         self.scheduler._free_request = kept
-
-    def _prompts(self) -> list[tuple[list[int], int]]:
-        run, rng = self.run, self.random
-        low, high = run["prompt_tokens"]
-        families = [
-            [rng.randrange(3, 500) for _ in range(high)] for _ in range(run["prefix_families"])
-        ]
-        prompts = []
-        for k in range(run["requests"]):
-            length = rng.randint(low, high)
-            # A pair arrives together, with a prefix that no request had before.
-            shared = low if run["paired"] else rng.randint(0, length)
-            family = families[k // 2 % len(families)] if run["paired"] else rng.choice(families)
-            tail = [rng.randrange(3, 500) for _ in range(length - shared)]
-            prompts.append((family[:shared] + tail, rng.randint(*run["new_tokens"])))
-        return prompts * run["waves"]
 
     def run_all(self) -> None:
         """Run until all requests are answered."""

@@ -6,49 +6,22 @@ placed, and what is missing is said once and left out of the header's ``records`
 
 from __future__ import annotations
 
-import os
-from typing import Any
+from typing import TYPE_CHECKING
 
-from kvcanary_cli.record.options import RecordOptions, from_env
+from kvcanary_cli.record.entry import Entry
+
+if TYPE_CHECKING:
+    from kvcanary_cli.record.options import RecordOptions
+    from kvcanary_cli.record.recorder import Recorder
 
 KNOWN_VERSIONS = ("0.5.23",)
 
-_watching: list[Any] = []
+
+def _recorder(options: RecordOptions) -> Recorder:
+    from kvcanary_cli.record.sglang.recorder import SglangRecorder
+
+    return SglangRecorder(options)
 
 
-def watch(options: RecordOptions) -> Any:
-    """Record this process's scheduler, if it becomes one. A second call changes nothing.
-
-    Returns:
-        The recorder.
-    """
-    if not _watching:
-        from kvcanary_cli.record.sglang.recorder import Recorder
-
-        recorder = Recorder(options)
-        recorder.patcher.install()
-        _watching.append(recorder)
-    return _watching[0]
-
-
-def install(path: str, **options: Any) -> Any:
-    """Record from a program, before or after it has built its scheduler.
-
-    Args:
-        path: Folder for the traces, ``NAME.kvtrace``.
-        options: Further fields of ``RecordOptions``.
-
-    Returns:
-        The recorder; its ``close()`` finishes the trace.
-
-    Raises:
-        UsageError: An option does not fit.
-    """
-    return watch(RecordOptions(path=os.path.abspath(path), **options))
-
-
-def plugin() -> None:
-    """Entry point ``sglang.srt.plugins``: records if ``KVCANARY_RECORD`` says so."""
-    options = from_env(os.environ)
-    if options is not None:
-        watch(options)
+_entry = Entry(_recorder)
+watch, install, plugin = _entry.watch, _entry.install, _entry.plugin

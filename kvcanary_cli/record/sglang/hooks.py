@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kvcanary_cli.record.patching import Hook
 
 if TYPE_CHECKING:
-    from kvcanary_cli.record.sglang.recorder import Recorder
+    from kvcanary_cli.record.sglang.recorder import SglangRecorder
 
 _ALLOC = ("alloc",)
 _MOVES = ("transfer",)
@@ -268,7 +268,7 @@ _TABLE: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
 )
 
 
-def hooks_of(recorder: Recorder) -> list[Hook]:
+def hooks_of(recorder: SglangRecorder) -> list[Hook]:
     """The hooks, bound to ``recorder``."""
 
     def call(name: str) -> Any:

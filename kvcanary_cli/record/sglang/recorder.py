@@ -5,37 +5,28 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from kvcanary_cli.record.patching import Patcher
+from kvcanary_cli.record.recorder import Recorder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvcanary_cli.record.options import RecordOptions
-    from kvcanary_cli.record.sglang.follow import Follower
+    from kvcanary_cli.record.patching import Hook
 
 log = logging.getLogger("kvcanary.record")
 
 
-class Recorder:
-    """Places the hooks, and makes a ``Follower`` when the scheduler is there.
-
-    Attributes:
-        options: What to record.
-        patcher: The hooks.
-        follower: What turns calls into events; None before the scheduler is there and after a
-            fault.
-    """
+class SglangRecorder(Recorder):
+    """Places the hooks, and makes a ``Follower`` when the scheduler is there."""
 
     def __init__(self, options: RecordOptions) -> None:
+        super().__init__(options)
+        self._initialising = False
+
+    def _hooks(self) -> Sequence[Hook]:
         from kvcanary_cli.record.sglang.hooks import hooks_of
 
-        self.options = options
-        self.follower: Follower | None = None
-        self._ended = False
-        self._initialising = False
-        self.patcher = Patcher(hooks_of(self), self._is_recording, self._fault)
-
-    def _is_recording(self) -> bool:
-        """Not any more where the recording has ended by itself."""
-        return not self._ended and (self.follower is None or self.follower.session.active)
+        return hooks_of(self)
 
     def scheduler_begins(self, *_args: Any, **_kwargs: Any) -> None:
         """A scheduler is being built: what it forwards meanwhile is warm-up."""
@@ -110,20 +101,6 @@ class Recorder:
         """The engine's own canary has found a violation, within a forward."""
         if not raised and self.follower is not None:
             self.follower.canary_said = self.follower.canary_said or str(text)
-
-    def _fault(self, error: Exception) -> None:
-        """A fault of the recorder: the recording ends, the engine does not notice."""
-        self._ended = True
-        if self.follower is not None:
-            self.follower.session.fail(error)
-        else:
-            log.error("kvcanary: not recording, the server runs on", exc_info=error)
-
-    def close(self) -> None:
-        """Finish the trace."""
-        self._ended = True
-        if self.follower is not None:
-            self.follower.session.close()
 
 
 def _has_graphs(runner: Any) -> bool:

@@ -12,7 +12,7 @@ from kvcanary_cli.record.patching import Hook
 from kvcanary_cli.record.vllm.pools import RUNNER_MODULES, RUNNER_V1, RUNNER_V2
 
 if TYPE_CHECKING:
-    from kvcanary_cli.record.vllm.recorder import Recorder
+    from kvcanary_cli.record.vllm.recorder import VllmRecorder
 
 _OWNERS = ("alloc", "prefix")
 _SCHEDULER = "core.sched.scheduler"
@@ -54,7 +54,7 @@ _TABLE: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
 )
 
 
-def hooks_of(recorder: Recorder) -> list[Hook]:
+def hooks_of(recorder: VllmRecorder) -> list[Hook]:
     """The hooks, bound to ``recorder``."""
 
     def call(name: str) -> Any:

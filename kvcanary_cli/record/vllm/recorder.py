@@ -6,41 +6,32 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kvcanary_cli.record.patching import Patcher
+from kvcanary_cli.record.recorder import Recorder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvcanary_cli.record.options import RecordOptions
-    from kvcanary_cli.record.vllm.follow import Follower
+    from kvcanary_cli.record.patching import Hook
 
 log = logging.getLogger("kvcanary.record")
 
 
-class Recorder:
-    """Places the hooks, and makes a ``Follower`` when the engine core is there.
-
-    Attributes:
-        options: What to record.
-        patcher: The hooks.
-        follower: What turns calls into events; None before the engine core is there and after a
-            fault.
-    """
+class VllmRecorder(Recorder):
+    """Places the hooks, and makes a ``Follower`` when the engine core is there."""
 
     def __init__(self, options: RecordOptions) -> None:
-        from kvcanary_cli.record.vllm.hooks import hooks_of
-
-        self.options = options
-        self.follower: Follower | None = None
-        self._ended = False
+        super().__init__(options)
         self._initialising = 0
         self._core: Any = None
         self._built: Any = None
         self._seen: Any = None
         self._runner: Any = None
-        self.patcher = Patcher(hooks_of(self), self._is_recording, self._fault)
 
-    def _is_recording(self) -> bool:
-        """Not any more where the recording has ended by itself."""
-        return not self._ended and (self.follower is None or self.follower.session.active)
+    def _hooks(self) -> Sequence[Hook]:
+        from kvcanary_cli.record.vllm.hooks import hooks_of
+
+        return hooks_of(self)
 
     def core_begins(self, *_args: Any, **_kwargs: Any) -> None:
         """An engine core is being built: what it runs meanwhile is warm-up."""
@@ -117,17 +108,3 @@ class Recorder:
         if mid_run:
             self.follower.adopt()
         log.warning("kvcanary: recording into %s (%s)", options.path, ", ".join(header["records"]))
-
-    def _fault(self, error: Exception) -> None:
-        """A fault of the recorder: the recording ends, the engine does not notice."""
-        self._ended = True
-        if self.follower is not None:
-            self.follower.session.fail(error)
-        else:
-            log.error("kvcanary: not recording, the server runs on", exc_info=error)
-
-    def close(self) -> None:
-        """Finish the trace."""
-        self._ended = True
-        if self.follower is not None:
-            self.follower.session.close()
