@@ -21,12 +21,13 @@ def main() -> None:
     import numpy as np
     import torch
 
+    from kvcanary_cli.record.copies import host_array
     from kvcanary_cli.record.options import RecordOptions
     from kvcanary_cli.record.sglang.graphs import Padding
-    from kvcanary_cli.record.sglang.recorder import Recorder
+    from kvcanary_cli.record.sglang.recorder import SglangRecorder
     from kvcanary_cli.record.tokens import TokenCoder
 
-    recorder = Recorder(RecordOptions(path="never-written.kvtrace"))
+    recorder = SglangRecorder(RecordOptions(path="never-written.kvtrace"))
     patcher = recorder.patcher
     patcher.install()
     for module in sorted({hook.module for hook in patcher.hooks}):
@@ -52,9 +53,11 @@ def main() -> None:
     event: dict[str, Any] = {"reqs": ["a", "b", "c"], "input_ids": batch.input_ids.numpy()}
     for name in ("req_pool_indices", "seq_lens", "positions", "out_cache_loc"):
         event[name] = getattr(batch, name).numpy()
-    padding = Padding(TokenCoder("raw"))
-    padding.opens(event)
-    follower: Any = SimpleNamespace(padding=padding)
+    session: Any = SimpleNamespace(active=True, tokens=TokenCoder("raw"))
+    session.defer = lambda make, *tensors: make(*map(host_array, tensors))
+    padding = Padding(session)
+    padding.opens(SimpleNamespace(event=event))
+    follower: Any = SimpleNamespace(padding=padding, session=session)
     recorder.follower = follower
     # What an earlier, larger batch has left behind must not show.
     runner.buffers.out_cache_loc.fill_(99)
