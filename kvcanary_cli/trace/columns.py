@@ -20,12 +20,16 @@ NULL_CODE = -1
 
 @dataclass(slots=True)
 class Column:
-    """One field of one kind's table; see the module for the arrays of each type."""
+    """One field of one kind's table; see the module for the arrays of each type.
+
+    ``limits`` are numbers that all ``values`` are known to lie between, None = nobody has looked.
+    """
 
     type: FieldType
     values: NDArray[Any]
     offsets: NDArray[np.int64] | None = None
     present: NDArray[np.bool_] | None = None
+    limits: tuple[int, int] | None = None
 
     def has(self, row: int) -> bool:
         return self.present is None or bool(self.present[row])
@@ -38,10 +42,10 @@ class Column:
     def slice(self, start: int, stop: int) -> Column:
         present = None if self.present is None else self.present[start:stop]
         if self.offsets is None:
-            return Column(self.type, self.values[start:stop], None, present)
+            return Column(self.type, self.values[start:stop], None, present, self.limits)
         offsets = self.offsets[start : stop + 1]
         first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
-        return Column(self.type, self.values[first:last], offsets - first, present)
+        return Column(self.type, self.values[first:last], offsets - first, present, self.limits)
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from kvcanary_cli.trace.manifest import (
     unfinished_name,
 )
 from kvcanary_cli.trace.notes import TornSegment
+from kvcanary_cli.trace.pt_compiled import pays
 from kvcanary_cli.trace.pt_file import leading_pickle
 from kvcanary_cli.trace.pt_layout import EVENTS_KEY
 from kvcanary_cli.trace.pt_reader import StoredTrace, load_stored
@@ -93,10 +94,12 @@ class FolderReader(TraceReader):
     def _located_segments(self) -> Iterator[LocatedSegment]:
         self.bytes_read = 0
         self._torn = []
+        assert self.bytes_total is not None
+        compiled = pays(self.bytes_total)
         for number, entry in enumerate(self._entries):
             stored = self._load(entry, last=number == len(self._entries) - 1)
             if stored is not None:
-                yield from stored.segments()
+                yield from stored.segments(compiled=compiled)
             self.bytes_read += self._size(entry)
         if not self._manifest.complete:
             self._note_unfinished(len(self._entries))

@@ -117,8 +117,8 @@ class KindView:
         column = self.column(name)
         if column is None or not len(column.values):
             return
-        # Two passes without a copy; nearly always that is all.
-        if int(column.values.min()) >= bounds.low and int(column.values.max()) <= bounds.high:
+        low, high = column.limits or (int(column.values.min()), int(column.values.max()))
+        if low >= bounds.low and high <= bounds.high:
             return
         bad = (column.values < bounds.low) | (column.values > bounds.high)
         if column.offsets is None and column.present is not None:
@@ -145,13 +145,12 @@ class KindView:
         Returns:
             The first row where they differ, or None.
         """
-        want = self.lengths(first)
         rows = []
         for name in others:
             column = self.column(name)
             if column is None:
                 continue
-            have = self.lengths(name)
+            want, have = self.lengths(first), self.lengths(name)
             bad = have != want
             if column.present is not None:
                 bad &= column.present

@@ -14,6 +14,7 @@ from kvcanary_cli.trace.fields import printable
 from kvcanary_cli.trace.header import TraceHeader, parse_header
 from kvcanary_cli.trace.jsonl import parse_text
 from kvcanary_cli.trace.located import LocatedSegment
+from kvcanary_cli.trace.pt_compiled import CompiledCutter, fits, pays
 from kvcanary_cli.trace.pt_file import load_dictionary
 from kvcanary_cli.trace.pt_slices import Cutter, StoredColumn, StoredTable
 from kvcanary_cli.trace.reader import TraceReader
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _HINT = "write the trace again with `kvcanary trace convert`"
-#: After so many values, some 8 MiB of the file, its pages are given back.
-_RELEASE_VALUES = 2 << 20
+#: After so many values, some 16 MiB of the file, its pages are given back.
+_RELEASE_VALUES = 4 << 20
 #: Offsets are checked so many at a time.
 _CHECKED_AT_ONCE = 1 << 20
 
@@ -57,13 +58,16 @@ class StoredTrace:
     string_offsets: NDArray[Any]
     release: Callable[[], None]
 
-    def segments(self) -> Iterator[LocatedSegment]:
+    def segments(self, *, compiled: bool = False) -> Iterator[LocatedSegment]:
         """Cut the trace into segments; only one is held widened at a time.
+
+        Args:
+            compiled: Whether compiled code does it, which ``pt_compiled.pays`` says.
 
         Raises:
             TraceError: A column is inconsistent.
         """
-        cutter = Cutter(self)
+        cutter = self._cutter(compiled)
         start = read = 0
         while start < len(self.kind):
             segment, values = cutter.cut(MAX_SEGMENT_EVENTS, MAX_SEGMENT_VALUES)
@@ -75,6 +79,9 @@ class StoredTrace:
             start += len(segment)
             del segment
         cutter.check_end()
+
+    def _cutter(self, compiled: bool) -> Cutter:
+        return CompiledCutter(self) if compiled and fits(self) else Cutter(self)
 
 
 def _place(name: str, start: int, index: NDArray[np.int64]) -> Any:
@@ -96,12 +103,13 @@ class PtReader(TraceReader):
     def _located_segments(self) -> Iterator[LocatedSegment]:
         done = 0
         self.bytes_read = 0
-        for located in self._trace.segments():
+        assert self.bytes_total is not None
+        for located in self._trace.segments(compiled=pays(self.bytes_total)):
             done += len(located.segment)
-            assert self.bytes_total is not None
             # Columns are read side by side, so progress goes by events.
             self.bytes_read = self.bytes_total * done // max(1, len(self._trace.kind))
             yield located
+            del located
 
     def _digested(self) -> tuple[list[Path], bytes]:
         return [self._path], b""

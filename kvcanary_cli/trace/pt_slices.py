@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvcanary_cli.trace.columns import NULL_CODE, Column, Table
+from kvcanary_cli.trace.columns import Column, Table
 from kvcanary_cli.trace.errors import TraceError
-from kvcanary_cli.trace.fields import printable
-from kvcanary_cli.trace.jsonl import parse_text
+from kvcanary_cli.trace.pt_strings import (
+    CODED,
+    HINT,
+    SegmentStrings,
+    check_json,
+    column_name,
+)
 from kvcanary_cli.trace.schema import COMMON_FIELDS, KINDS, FieldType
 from kvcanary_cli.trace.segment import EXTRA, Segment
 
@@ -20,10 +26,7 @@ if TYPE_CHECKING:
 
     from kvcanary_cli.trace.pt_reader import StoredTrace
 
-_HINT = "write the trace again with `kvcanary trace convert`"
-_CODED = (FieldType.STR, FieldType.STRS, FieldType.JSON)
-_UNSEEN = -2
-_WIDE: dict[FieldType, Any] = {
+WIDE: dict[FieldType, Any] = {
     FieldType.INT: np.int64,
     FieldType.INTS: np.int64,
     FieldType.BOOL: np.int8,
@@ -48,86 +51,6 @@ class StoredTable:
     columns: dict[str, StoredColumn]
 
 
-class _Strings:
-    """The string table of each segment in turn, filled with what its columns name."""
-
-    def __init__(self, trace: StoredTrace) -> None:
-        self._bytes = memoryview(trace.strings.data)
-        self._offsets = trace.string_offsets
-        # By code of the file: code in this segment. One more cell, at -1, stands for null.
-        self._mine = np.full(max(1, len(self._offsets)), _UNSEEN, dtype=np.int32)
-        self._mine[NULL_CODE] = NULL_CODE
-        self._named: list[NDArray[np.int64]] = []
-        # Neighbouring segments name the same requests, so the last one's texts are kept.
-        self._texts: dict[int, str] = {}
-        self._last_texts: dict[int, str] = {}
-        self.texts: list[str] = []
-
-    def begin(self) -> None:
-        """Start the table of the next segment."""
-        for codes in self._named:
-            self._mine[codes] = _UNSEEN
-        self._named = []
-        self._last_texts, self._texts = self._texts, {}
-        self.texts = []
-
-    def add(self, text: str) -> int:
-        self.texts.append(text)
-        return len(self.texts) - 1
-
-    def translate(
-        self, codes: NDArray[Any], where: str, *, nulls: bool, as_json: bool
-    ) -> NDArray[np.int32]:
-        """Codes of the file as codes of the segment.
-
-        Raises:
-            TraceError: A code is out of range, or its text is not UTF-8 or not JSON.
-        """
-        if not len(codes):
-            return np.zeros(0, dtype=np.int32)
-        smallest, largest = int(codes.min()), int(codes.max())
-        low, high = NULL_CODE if nulls else 0, len(self._offsets) - 2
-        if not (low <= smallest and largest <= high):
-            wrong = smallest if smallest < low else largest
-            raise TraceError(
-                where, f"names string {wrong}, expected {low} to {high} (its strings)", hint=_HINT
-            )
-        translated: NDArray[np.int32] = self._mine.take(codes)
-        unseen = translated == _UNSEEN
-        if unseen.any():
-            self._name(_distinct(codes[unseen], smallest, largest), where)
-            translated = self._mine.take(codes)
-        if as_json:
-            for code in np.unique(translated).tolist():
-                parse_text(self.texts[code], where)
-        return translated
-
-    def _name(self, codes: NDArray[np.int64], where: str) -> None:
-        """Give codes that are new in this segment a place in its table."""
-        first = len(self.texts)
-        starts, ends = self._offsets[codes].tolist(), self._offsets[codes + 1].tolist()
-        for code, start, end in zip(codes.tolist(), starts, ends, strict=True):
-            text = self._last_texts.get(code)
-            if text is None:
-                try:
-                    text = str(self._bytes[start:end], "utf-8", "surrogatepass")
-                except UnicodeDecodeError:
-                    raise TraceError(where, f"string {code} is not UTF-8", hint=_HINT) from None
-            self._texts[code] = text
-            self.texts.append(text)
-        self._mine[codes] = np.arange(first, len(self.texts), dtype=np.int32)
-        self._named.append(codes)
-
-
-def _distinct(codes: NDArray[Any], low: int, high: int) -> NDArray[np.int64]:
-    """The distinct ones of ``codes``, which lie in [low, high], sorted."""
-    if high - low > 8 * len(codes):
-        return np.unique(codes).astype(np.int64)
-    is_there = np.zeros(high - low + 1, dtype=np.bool_)
-    is_there[codes.astype(np.int64) - low] = True
-    return np.flatnonzero(is_there) + low
-
-
 class Cutter:
     """Cuts the segments of a stored trace off, one after another.
 
@@ -137,7 +60,7 @@ class Cutter:
 
     def __init__(self, trace: StoredTrace) -> None:
         self._trace = trace
-        self._strings = _Strings(trace)
+        self._strings = SegmentStrings(trace.strings, trace.string_offsets)
         self._cursor = dict.fromkeys(trace.tables, 0)
         # By kind: how many fields are one value an event, and the offsets of those that are lists.
         self._sizes = {name: _field_sizes(table) for name, table in trace.tables.items()}
@@ -172,7 +95,7 @@ class Cutter:
                 for field_name, column in stored.columns.items()
             }
             tables[name] = Table(
-                count, _known_columns(name, columns, count, self._strings, trace.name)
+                count, known_columns(name, columns, count, self._strings, trace.name)
             )
             self._cursor[name] = first + count
         stop = self._start + len(kind)
@@ -215,11 +138,7 @@ class Cutter:
         for code, (name, table) in enumerate(self._trace.tables.items()):
             events = np.flatnonzero(kind == code)
             if self._cursor[name] + len(events) > table.rows:
-                raise TraceError(
-                    f"{self._trace.name}, column kind",
-                    f"names more events of kind '{name}' than its table has ({table.rows})",
-                    hint=_HINT,
-                )
+                raise too_many_rows(self._trace, name)
             if len(events):
                 mine[name] = events
         return mine
@@ -247,8 +166,39 @@ class Cutter:
                     f"{self._trace.name}, column kind",
                     f"names {self._cursor[kind]} events of kind '{kind}', its table has "
                     f"{table.rows}",
-                    hint=_HINT,
+                    hint=HINT,
                 )
+
+
+def too_many_rows(trace: StoredTrace, kind: str) -> TraceError:
+    """The error for events of a kind that its table lacks."""
+    return TraceError(
+        f"{trace.name}, column kind",
+        f"names more events of kind '{kind}' than its table has ({trace.tables[kind].rows})",
+        hint=HINT,
+    )
+
+
+def check_items(column: Column, where: str) -> None:
+    """Check that events that lack a list field have no items in it.
+
+    Raises:
+        TraceError: One has.
+    """
+    if column.offsets is None or column.present is None:
+        return
+    if bool(np.diff(column.offsets)[~column.present].any()):
+        raise TraceError(where, "has items for an event that lacks it", hint=HINT)
+
+
+def check_flags(low: int, high: int, where: str) -> None:
+    """Check the smallest and the largest value of a BOOL column.
+
+    Raises:
+        TraceError: One is neither 0 nor 1.
+    """
+    if low < 0 or high > 1:
+        raise TraceError(where, "holds a number other than 0 and 1", hint=HINT)
 
 
 def _field_sizes(table: StoredTable) -> tuple[int, list[NDArray[Any]]]:
@@ -263,9 +213,8 @@ def _cut_column(
     stored: StoredColumn,
     first: int,
     count: int,
-    strings: _Strings,
+    strings: SegmentStrings,
 ) -> Column:
-    where = f"{file}, column {printable(kind)}.{printable(name)}"
     present = None
     if stored.present is not None:
         present = np.array(stored.present[first : first + count])
@@ -278,42 +227,53 @@ def _cut_column(
         offsets = stored.offsets[first : first + count + 1].astype(np.int64)
         values = stored.values[int(offsets[0]) : int(offsets[-1])]
         offsets -= offsets[0]
-        if present is not None and bool(np.diff(offsets)[~present].any()):
-            raise TraceError(where, "has items for an event that lacks it", hint=_HINT)
-    if stored.type in _CODED:
-        if offsets is None and present is not None:
-            translated = np.zeros(count, dtype=np.int32)
-            translated[present] = _translate(stored.type, values[present], where, strings)
-        else:
-            translated = _translate(stored.type, values, where, strings)
-        return Column(stored.type, translated, offsets, present)
-    wide = values.astype(_WIDE[stored.type])
-    if stored.type is FieldType.BOOL and bool(((wide != 0) & (wide != 1)).any()):
-        raise TraceError(where, "holds a number other than 0 and 1", hint=_HINT)
-    return Column(stored.type, wide, offsets, present)
+    column = Column(stored.type, values, offsets, present)
+    if present is not None:
+        check_items(column, column_name(file, kind, name))
+    if stored.type in CODED:
+        _translate(column, strings, column_name(file, kind, name))
+    elif len(values):
+        # Narrow values are looked at faster than wide ones.
+        column.limits = low, high = int(values.min()), int(values.max())
+        if stored.type is FieldType.BOOL:
+            check_flags(low, high, column_name(file, kind, name))
+        column.values = values.astype(WIDE[stored.type])
+    else:
+        column.values = values.astype(WIDE[stored.type])
+    return column
 
 
-def _translate(
-    field_type: FieldType, codes: NDArray[Any], where: str, strings: _Strings
-) -> NDArray[np.int32]:
-    return strings.translate(
-        codes, where, nulls=field_type is FieldType.STRS, as_json=field_type is FieldType.JSON
-    )
+def _translate(column: Column, strings: SegmentStrings, where: str) -> None:
+    """Give a column codes of its segment."""
+    codes, nulls = column.values, column.type is FieldType.STRS
+    if column.offsets is None and column.present is not None:
+        column.values = np.zeros(len(codes), dtype=np.int32)
+        column.values[column.present] = strings.translate(codes[column.present], where, nulls=nulls)
+    else:
+        column.values = strings.translate(codes, where, nulls=nulls)
+    if column.type is FieldType.JSON:
+        check_json(column, strings.texts, where)
 
 
-def _known_columns(
-    kind: str, columns: dict[str, Column], rows: int, strings: _Strings, file: str
+@lru_cache(maxsize=256)
+def _known_fields(kind: str) -> tuple[str, ...]:
+    """Names of the schema's fields of a kind, in its order."""
+    spec = KINDS.get(kind)
+    return tuple(f.name for f in (*COMMON_FIELDS, *(spec.fields if spec is not None else ())))
+
+
+def known_columns(
+    kind: str, columns: dict[str, Column], rows: int, strings: SegmentStrings, file: str
 ) -> dict[str, Column]:
     """Put columns that the schema lacks into ``EXTRA``, and the others into its order.
 
     A newer recorder may have given a field a column of its own that this version does not know.
     """
-    spec = KINDS.get(kind)
-    known = [f.name for f in (*COMMON_FIELDS, *(spec.fields if spec is not None else ()))]
+    known = _known_fields(kind)
     unknown = [name for name in columns if name not in known and name != EXTRA]
     extra = columns.get(EXTRA)
     if extra is not None:
-        _check_extra(extra, {"kind", "i", *known}, strings, f"{file}, column {kind}.{EXTRA}")
+        _check_extra(extra, {"kind", "i", *known}, strings, column_name(file, kind, EXTRA))
     if unknown:
         whole = Segment(strings.texts, [], *_NO_EVENTS, {})
         codes = np.zeros(rows, dtype=np.int32)
@@ -339,9 +299,9 @@ _NO_EVENTS = (
 )
 
 
-def _check_extra(extra: Column, known: set[str], strings: _Strings, where: str) -> None:
+def _check_extra(extra: Column, known: set[str], strings: SegmentStrings, where: str) -> None:
     used = extra.values if extra.present is None else extra.values[extra.present]
     for code in np.unique(used).tolist():
         fields = json.loads(strings.texts[code])
         if not isinstance(fields, dict) or not known.isdisjoint(fields):
-            raise TraceError(where, "expected an object of fields outside the schema", hint=_HINT)
+            raise TraceError(where, "expected an object of fields outside the schema", hint=HINT)

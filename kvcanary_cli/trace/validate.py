@@ -131,6 +131,11 @@ class StreamValidator:
 
     def _check_steps(self, view: KindView) -> None:
         steps = view.table.columns["step"].values
+        if not len(steps):
+            return
+        if view.column("worker") is None and view.column("draft_step") is None:
+            self._check_lane(view, WORKERS[0], -1, steps, None)
+            return
         workers = np.zeros(len(steps), dtype=np.int64)
         column = view.column("worker")
         if column is not None:
@@ -143,22 +148,39 @@ class StreamValidator:
         lanes = np.unique(np.stack([workers, draft_steps]), axis=1)
         for worker, draft_step in lanes.T.tolist():
             rows = np.flatnonzero((workers == worker) & (draft_steps == draft_step))
-            mine = steps[rows]
-            key = (WORKERS[worker], draft_step)
-            last = self._last_step.get(key)
-            bad = np.zeros(len(rows), dtype=np.bool_)
-            bad[1:] = mine[1:] <= mine[:-1]
-            bad[0] = last is not None and int(mine[0]) <= last
-            if bad.any():
-                at = int(bad.argmax())
-                before = last if at == 0 else int(mine[at - 1])
-                lane = key[0] if draft_step < 0 else f"{key[0]}, draft step {draft_step}"
-                view.fail(
-                    int(rows[at]),
-                    f"field 'step' goes from {before} to {mine[at]} (worker {lane}), "
-                    "expected it to grow",
-                )
-            self._last_step[key] = int(mine[-1])
+            self._check_lane(view, WORKERS[worker], draft_step, steps[rows], rows)
+
+    def _check_lane(
+        self,
+        view: KindView,
+        worker: str,
+        draft_step: int,
+        steps: NDArray[np.int64],
+        rows: NDArray[np.int64] | None,
+    ) -> None:
+        """Check that the steps of one worker and draft step (-1: none) grow.
+
+        Args:
+            view: The forwards.
+            worker: Which worker.
+            draft_step: Which draft step.
+            steps: Steps of its forwards.
+            rows: Which rows those are, None = all.
+        """
+        last = self._last_step.get((worker, draft_step))
+        bad = np.zeros(len(steps), dtype=np.bool_)
+        bad[1:] = steps[1:] <= steps[:-1]
+        bad[0] = last is not None and int(steps[0]) <= last
+        if bad.any():
+            at = int(bad.argmax())
+            before = last if at == 0 else int(steps[at - 1])
+            lane = worker if draft_step < 0 else f"{worker}, draft step {draft_step}"
+            view.fail(
+                at if rows is None else int(rows[at]),
+                f"field 'step' goes from {before} to {steps[at]} (worker {lane}), "
+                "expected it to grow",
+            )
+        self._last_step[worker, draft_step] = int(steps[-1])
 
     def _count(self, located: LocatedSegment) -> None:
         segment = located.segment

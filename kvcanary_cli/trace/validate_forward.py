@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvcanary_cli.trace.bounds import Bounds
+    from kvcanary_cli.trace.columns import Column
     from kvcanary_cli.trace.problems import KindView
 
 #: Prefix and tokens of a row follow from these (SPEC_CANARY 1.8).
@@ -50,7 +52,7 @@ def check_forwards(view: KindView, bounds: Bounds) -> None:
     mode = mode[: view.table.rows]
 
     rows = view.lengths("reqs")
-    is_padding = view.table.columns["reqs"].values == NULL_CODE
+    is_padding = _padding(view.table.columns["reqs"])
     row = _check_token_count(view, mode, rows)
     if row is not None:
         _keep(view, row)
@@ -71,16 +73,24 @@ def _keep(view: KindView, rows: int | None) -> None:
 
 def _modes(view: KindView) -> NDArray[np.int64]:
     """[forwards] index into ``MODES``; -1 for an unknown one, which is already reported."""
-    codes = view.table.columns["forward_mode"].values
-    unique, inverse = np.unique(codes, return_inverse=True)
-    names = [view.segment.strings[int(c)] for c in unique]
-    ids = [MODES.index(name) if name in MODES else -1 for name in names]
-    modes: NDArray[np.int64] = np.array(ids, dtype=np.int64)[inverse]
+    codes, strings = view.table.columns["forward_mode"].values, view.segment.strings
+    of_code = np.full(len(strings), -1, dtype=np.int64)
+    for code in np.unique(codes).tolist():
+        if strings[code] in MODES:
+            of_code[code] = MODES.index(strings[code])
+    modes: NDArray[np.int64] = of_code[codes]
     return modes
 
 
 def _is(mode: NDArray[np.int64], *names: str) -> NDArray[np.bool_]:
-    return np.isin(mode, [MODES.index(name) for name in names])
+    are: NDArray[np.bool_] = _among(names)[mode]
+    return are
+
+
+@cache
+def _among(names: tuple[str, ...]) -> NDArray[np.bool_]:
+    """By index into ``MODES``, and at -1 for an unknown one: whether it is one of ``names``."""
+    return np.array([*(name in names for name in MODES), False])
 
 
 def _check_mode_fields(view: KindView, mode: NDArray[np.int64]) -> list[int | None]:
@@ -191,15 +201,7 @@ def _check_rows(
     mode: NDArray[np.int64],
 ) -> None:
     view.check_range("req_pool_indices", bounds.row)
-    table_row = view.table.columns["req_pool_indices"].values
-    mixed = is_padding != (table_row == 0)
-    if mixed.any():
-        at = int(mixed.argmax())
-        view.fail_value(
-            "req_pool_indices",
-            at,
-            "row 0 for a padding row (null request)" if is_padding[at] else "a row of a request",
-        )
+    _check_padding(view, is_padding)
     view.check_range("seq_lens", bounds.cells, ignore=is_padding)
     view.check_range("seq_lens", bounds.natural)
     seq_lens = view.table.columns["seq_lens"].values
@@ -249,6 +251,30 @@ def _check_rows(
             f"extend_seq_lens {written[at]}"
         ),
     )
+
+
+def _padding(reqs: Column) -> NDArray[np.bool_]:
+    """[batch rows of all forwards] whether a row has no request."""
+    if reqs.limits is not None and reqs.limits[0] > NULL_CODE:
+        return np.zeros(len(reqs.values), dtype=np.bool_)
+    padding: NDArray[np.bool_] = reqs.values == NULL_CODE
+    return padding
+
+
+def _check_padding(view: KindView, is_padding: NDArray[np.bool_]) -> None:
+    """Check that padding rows have table row 0, and no others."""
+    column, reqs = (view.table.columns[name] for name in ("req_pool_indices", "reqs"))
+    least_row, least_req = ((c.limits or (NULL_CODE, 0))[0] for c in (column, reqs))
+    if least_row > 0 and least_req > NULL_CODE:
+        return
+    mixed = is_padding != (column.values == 0)
+    if mixed.any():
+        at = int(mixed.argmax())
+        view.fail_value(
+            "req_pool_indices",
+            at,
+            "row 0 for a padding row (null request)" if is_padding[at] else "a row of a request",
+        )
 
 
 def _fail_row(

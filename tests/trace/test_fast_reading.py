@@ -18,6 +18,7 @@ from kvcanary_cli.trace.columns import Column, Table
 from kvcanary_cli.trace.digest import BackgroundDigest, files_sha256
 from kvcanary_cli.trace.problems import KindView, Problems, Range
 from kvcanary_cli.trace.pt_archive import PtArchive
+from kvcanary_cli.trace.pt_compiled import CompiledCutter
 from kvcanary_cli.trace.pt_reader import load_stored
 from kvcanary_cli.trace.pt_slices import Cutter
 from kvcanary_cli.trace.reader import open_trace
@@ -58,17 +59,18 @@ def _number_trace(path: Path, sizes: list[int]) -> list[dict[str, Any]]:
     return events
 
 
+@pytest.mark.parametrize("make", [Cutter, CompiledCutter])
 @_FEW
 @given(
-    sizes=st.lists(st.integers(0, 300), min_size=1, max_size=150),
-    max_events=st.integers(1, 400),
-    max_values=st.integers(1, 2000),
+    sizes=st.lists(st.integers(0, 300), min_size=1, max_size=600),
+    max_events=st.integers(1, 1500),
+    max_values=st.integers(1, 2000) | st.just(1 << 20),
 )
 def test_segments_are_as_large_as_the_bounds_allow(
-    sizes: list[int], max_events: int, max_values: int, tmp_path: Path
+    make: type[Cutter], sizes: list[int], max_events: int, max_values: int, tmp_path: Path
 ) -> None:
     events = _number_trace(tmp_path / "t.pt", sizes)
-    cutter = Cutter(load_stored(tmp_path / "t.pt"))
+    cutter = make(load_stored(tmp_path / "t.pt"))
     at = 0
     while at < len(events):
         segment, values = cutter.cut(max_events, max_values)
@@ -83,23 +85,45 @@ def test_segments_are_as_large_as_the_bounds_allow(
     cutter.check_end()
 
 
+@pytest.mark.parametrize("make", [Cutter, CompiledCutter])
 @_FEW
 @given(trace=traces(), max_events=st.integers(1, 6))
 def test_cut_events_are_those_that_were_written(
-    trace: tuple[dict[str, Any], list[dict[str, Any]]], max_events: int, tmp_path: Path
+    make: type[Cutter],
+    trace: tuple[dict[str, Any], list[dict[str, Any]]],
+    max_events: int,
+    tmp_path: Path,
 ) -> None:
     header, events = trace
     write_trace(tmp_path / "t.pt", header, events)
     stored = load_stored(tmp_path / "t.pt")
     for _ in range(2):
-        cutter = Cutter(stored)
+        cutter = make(stored)
         found: list[dict[str, Any]] = []
         while len(found) < len(events):
             segment, _ = cutter.cut(max_events, 1 << 20)
             # Each segment has only the strings that it names.
             assert len(segment.strings) == len(set(segment.strings))
+            assert_as_documented(segment)
             found += segment.events()
         assert found == events
+
+
+def assert_as_documented(segment: Segment) -> None:
+    """The arrays have the types that ``trace.segment`` lists, and the limits hold."""
+    assert (segment.kind.dtype, segment.index.dtype, segment.row.dtype) == (
+        *(np.int16, np.int64, np.int32),
+    )
+    for table in segment.tables.values():
+        for column in table.columns.values():
+            assert column.values.dtype == _TYPES.get(column.type, np.int32)
+            assert column.offsets is None or column.offsets.dtype == np.int64
+            if column.limits is not None:
+                low, high = column.limits
+                assert low <= int(column.values.min()) <= int(column.values.max()) <= high
+
+
+_TYPES = {FieldType.INT: np.int64, FieldType.INTS: np.int64, FieldType.BOOL: np.int8}
 
 
 @_FEW
