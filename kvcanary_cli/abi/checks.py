@@ -45,8 +45,8 @@ def check_plan_args(
     swa_window_size: int,
     full_to_swa_index_mapping: torch.Tensor | None,
     verify_capacity: int,
-    req_to_verify_expected_tokens: torch.Tensor | None,
-    req_to_verify_expected_tokens_valid_lens: torch.Tensor | None,
+    req_to_verify_expected_tokens: torch.Tensor | None = None,
+    req_to_verify_expected_tokens_valid_lens: torch.Tensor | None = None,
     rows_limit: int = PLAN_ROWS_LIMIT,
 ) -> None:
     """Check the arguments of a plan launch.
@@ -261,7 +261,7 @@ def check_verify_args(
     violation_write_index: torch.Tensor,
     slot_run_counter: torch.Tensor,
     kernel_run_counter: torch.Tensor,
-    real_kv_sources: Sequence[RealKvSource],
+    real_kv_sources: Sequence[RealKvSource] = (),
 ) -> None:
     """Check the arguments of a verify launch.
 
@@ -287,14 +287,14 @@ def check_write_args(
     violation_write_index: torch.Tensor,
     slot_run_counter: torch.Tensor,
     kernel_run_counter: torch.Tensor,
-    real_kv_sources: Sequence[RealKvSource],
+    real_kv_sources: Sequence[RealKvSource] = (),
     input_ids: torch.Tensor,
     positions: torch.Tensor,
     out_cache_loc: torch.Tensor,
-    expected_input_tokens: torch.Tensor | None,
-    expected_input_positions: torch.Tensor | None,
-    enable_write_input_assert: bool,
     enable_chain_position_assert: torch.Tensor,
+    expected_input_tokens: torch.Tensor | None = None,
+    expected_input_positions: torch.Tensor | None = None,
+    enable_write_input_assert: bool = False,
 ) -> None:
     """Check the arguments of a write launch, also when there is nothing to write.
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kvcanary_cli.abi.checked import checked_by
 from kvcanary_cli.abi.checks import (
     check_plan_args,
     check_real_kv_args,
@@ -67,6 +68,7 @@ class CpuBackend:
     def __init__(self) -> None:
         self._writer = ParallelWriter()
 
+    @checked_by(check_plan_args)
     def plan(
         self,
         *,
@@ -86,20 +88,6 @@ class CpuBackend:
         fault: torch.Tensor | None = None,
     ) -> None:
         """See ``Backend.plan``."""
-        check_plan_args(
-            req_pool_indices=req_pool_indices,
-            prefix_lens=prefix_lens,
-            extend_seq_lens=extend_seq_lens,
-            req_to_token=req_to_token,
-            verify_plan_out=verify_plan_out,
-            write_plan_out=write_plan_out,
-            swa_window_size=swa_window_size,
-            full_to_swa_index_mapping=full_to_swa_index_mapping,
-            verify_capacity=verify_capacity,
-            req_to_verify_expected_tokens=req_to_verify_expected_tokens,
-            req_to_verify_expected_tokens_valid_lens=req_to_verify_expected_tokens_valid_lens,
-            rows_limit=rows_limit,
-        )
         _require_cpu("req_to_token", req_to_token)
         bs = req_pool_indices.shape[0]
         rows, row_len = req_to_token.shape
@@ -163,6 +151,7 @@ class CpuBackend:
                 packed = max(packed, *run_all(plan_entries, calls))
         _finish(packed, fault, lut_len=lut_len, rows=rows, row_len=row_len)
 
+    @checked_by(check_verify_args)
     def verify(
         self,
         *,
@@ -179,15 +168,6 @@ class CpuBackend:
         fault: torch.Tensor | None = None,
     ) -> None:
         """See ``Backend.verify``."""
-        check_verify_args(
-            canary_buf=canary_buf,
-            plan=plan,
-            violation_ring=violation_ring,
-            violation_write_index=violation_write_index,
-            slot_run_counter=slot_run_counter,
-            kernel_run_counter=kernel_run_counter,
-            real_kv_sources=real_kv_sources,
-        )
         _require_cpu("canary_buf", canary_buf)
         num_slots, stride = canary_buf.shape
         capacity = plan.verify_slot_indices.shape[0]
@@ -232,6 +212,7 @@ class CpuBackend:
             )
         _finish(packed, fault, num_slots=num_slots)
 
+    @checked_by(check_write_args)
     def write(
         self,
         *,
@@ -254,22 +235,6 @@ class CpuBackend:
         fault: torch.Tensor | None = None,
     ) -> None:
         """See ``Backend.write``."""
-        check_write_args(
-            canary_buf=canary_buf,
-            plan=plan,
-            violation_ring=violation_ring,
-            violation_write_index=violation_write_index,
-            slot_run_counter=slot_run_counter,
-            kernel_run_counter=kernel_run_counter,
-            real_kv_sources=real_kv_sources,
-            input_ids=input_ids,
-            positions=positions,
-            out_cache_loc=out_cache_loc,
-            expected_input_tokens=expected_input_tokens,
-            expected_input_positions=expected_input_positions,
-            enable_write_input_assert=enable_write_input_assert,
-            enable_chain_position_assert=enable_chain_position_assert,
-        )
         _require_cpu("canary_buf", canary_buf)
         num_slots, stride = canary_buf.shape
         num_tokens = positions.shape[0]
@@ -320,6 +285,7 @@ class CpuBackend:
             )
         _finish(packed, fault, num_slots=num_slots, num_tokens=num_tokens)
 
+    @checked_by(check_real_kv_args)
     def real_kv_hash(
         self,
         *,
@@ -329,7 +295,6 @@ class CpuBackend:
         fault: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See ``Backend.real_kv_hash``."""
-        check_real_kv_args(slots=slots, real_kv_sources=real_kv_sources)
         _require_cpu("slots", slots)
         sources = SourceTable(real_kv_sources, real_kv_hash_mode)
         hashes = torch.empty_like(slots)
@@ -341,6 +306,7 @@ class CpuBackend:
         _finish(packed, fault)
         return hashes
 
+    @checked_by(check_scatter_args)
     def scatter_req_token_ids(
         self,
         *,
@@ -350,9 +316,6 @@ class CpuBackend:
         pool_out: torch.Tensor,
     ) -> None:
         """See ``Backend.scatter_req_token_ids``."""
-        check_scatter_args(
-            flat_in=flat_in, offsets=offsets, req_pool_indices=req_pool_indices, pool_out=pool_out
-        )
         for name, tensor in (
             ("flat_in", flat_in),
             ("offsets", offsets),
@@ -374,6 +337,7 @@ class CpuBackend:
             *pool_out.stride(),
         )
 
+    @checked_by(check_diff_args)
     def diff_rows(
         self,
         *,
@@ -386,15 +350,6 @@ class CpuBackend:
         width: int,
     ) -> None:
         """See ``Backend.diff_rows``."""
-        check_diff_args(
-            rows=rows,
-            lens=lens,
-            table=table,
-            shadow=shadow,
-            entries_out=entries_out,
-            count_out=count_out,
-            width=width,
-        )
         _require_cpu("table", table)
         count_out[0] = diff_rows(
             rows.data_ptr(),

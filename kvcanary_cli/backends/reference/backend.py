@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kvcanary_cli.abi.checked import checked_by
 from kvcanary_cli.abi.checks import (
     check_plan_args,
     check_real_kv_args,
@@ -37,6 +38,7 @@ class ReferenceBackend:
     name = "reference"
     device = "cpu"
 
+    @checked_by(check_plan_args)
     def plan(
         self,
         *,
@@ -56,20 +58,6 @@ class ReferenceBackend:
         fault: torch.Tensor | None = None,
     ) -> None:
         """See ``Backend.plan``."""
-        check_plan_args(
-            req_pool_indices=req_pool_indices,
-            prefix_lens=prefix_lens,
-            extend_seq_lens=extend_seq_lens,
-            req_to_token=req_to_token,
-            verify_plan_out=verify_plan_out,
-            write_plan_out=write_plan_out,
-            swa_window_size=swa_window_size,
-            full_to_swa_index_mapping=full_to_swa_index_mapping,
-            verify_capacity=verify_capacity,
-            req_to_verify_expected_tokens=req_to_verify_expected_tokens,
-            req_to_verify_expected_tokens_valid_lens=req_to_verify_expected_tokens_valid_lens,
-            rows_limit=rows_limit,
-        )
         faults = FaultLog()
         plan_reference(
             req_pool_indices=req_pool_indices,
@@ -93,6 +81,7 @@ class ReferenceBackend:
             row_len=int(req_to_token.shape[1]),
         )
 
+    @checked_by(check_verify_args)
     def verify(
         self,
         *,
@@ -109,15 +98,6 @@ class ReferenceBackend:
         fault: torch.Tensor | None = None,
     ) -> None:
         """See ``Backend.verify``."""
-        check_verify_args(
-            canary_buf=canary_buf,
-            plan=plan,
-            violation_ring=violation_ring,
-            violation_write_index=violation_write_index,
-            slot_run_counter=slot_run_counter,
-            kernel_run_counter=kernel_run_counter,
-            real_kv_sources=real_kv_sources,
-        )
         faults = FaultLog()
         verify_reference(
             canary_buf=canary_buf,
@@ -134,6 +114,7 @@ class ReferenceBackend:
         )
         faults.finish(fault, num_slots=int(canary_buf.shape[0]))
 
+    @checked_by(check_write_args)
     def write(
         self,
         *,
@@ -156,22 +137,6 @@ class ReferenceBackend:
         fault: torch.Tensor | None = None,
     ) -> None:
         """See ``Backend.write``."""
-        check_write_args(
-            canary_buf=canary_buf,
-            plan=plan,
-            violation_ring=violation_ring,
-            violation_write_index=violation_write_index,
-            slot_run_counter=slot_run_counter,
-            kernel_run_counter=kernel_run_counter,
-            real_kv_sources=real_kv_sources,
-            input_ids=input_ids,
-            positions=positions,
-            out_cache_loc=out_cache_loc,
-            expected_input_tokens=expected_input_tokens,
-            expected_input_positions=expected_input_positions,
-            enable_write_input_assert=enable_write_input_assert,
-            enable_chain_position_assert=enable_chain_position_assert,
-        )
         faults = FaultLog()
         write_reference(
             canary_buf=canary_buf,
@@ -193,6 +158,7 @@ class ReferenceBackend:
         )
         faults.finish(fault, num_slots=int(canary_buf.shape[0]), num_tokens=int(positions.shape[0]))
 
+    @checked_by(check_real_kv_args)
     def real_kv_hash(
         self,
         *,
@@ -202,7 +168,6 @@ class ReferenceBackend:
         fault: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See ``Backend.real_kv_hash``."""
-        check_real_kv_args(slots=slots, real_kv_sources=real_kv_sources)
         faults = FaultLog()
         hashes = [
             to_signed(real_kv_hash_of_slot(slot, real_kv_sources, real_kv_hash_mode, faults))
@@ -211,6 +176,7 @@ class ReferenceBackend:
         faults.finish(fault)
         return torch.tensor(hashes, dtype=torch.int64)
 
+    @checked_by(check_scatter_args)
     def scatter_req_token_ids(
         self,
         *,
@@ -220,13 +186,11 @@ class ReferenceBackend:
         pool_out: torch.Tensor,
     ) -> None:
         """See ``Backend.scatter_req_token_ids``."""
-        check_scatter_args(
-            flat_in=flat_in, offsets=offsets, req_pool_indices=req_pool_indices, pool_out=pool_out
-        )
         scatter_reference(
             flat_in=flat_in, offsets=offsets, req_pool_indices=req_pool_indices, pool_out=pool_out
         )
 
+    @checked_by(check_diff_args)
     def diff_rows(
         self,
         *,
@@ -239,15 +203,6 @@ class ReferenceBackend:
         width: int,
     ) -> None:
         """See ``Backend.diff_rows``."""
-        check_diff_args(
-            rows=rows,
-            lens=lens,
-            table=table,
-            shadow=shadow,
-            entries_out=entries_out,
-            count_out=count_out,
-            width=width,
-        )
         diff_rows_reference(
             rows=rows,
             lens=lens,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
+from kvcanary_cli.abi.checked import checked_by
 from kvcanary_cli.abi.diff_checks import DIFF_FIELDS, check_diff_args
 from kvcanary_cli.backends.triton.launch import block_lanes, persistent_grid
 
@@ -152,6 +153,7 @@ def _diff_shadow_kernel(
         tl.store(shadow_ptr + row * row_len + position, cell, mask=mask)
 
 
+@checked_by(check_diff_args)
 def launch_diff_rows_kernels(
     *,
     rows: torch.Tensor,
@@ -165,15 +167,6 @@ def launch_diff_rows_kernels(
     """Diff rows; see ``Backend.diff_rows``. Three launches and a prefix sum, no synchronisation."""
     import torch
 
-    check_diff_args(
-        rows=rows,
-        lens=lens,
-        table=table,
-        shadow=shadow,
-        entries_out=entries_out,
-        count_out=count_out,
-        width=width,
-    )
     block = block_lanes(_BLOCK_CELLS, _INTERPRETER_BLOCK_CELLS)
     blocks_per_row = triton.cdiv(width, block)
     items = int(rows.shape[0]) * blocks_per_row

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kvcanary_cli.abi.checked import checked_by
 from kvcanary_cli.abi.checks import check_plan_args
 from kvcanary_cli.abi.constants import CHAIN_HEAD, NO_EXPECTED_TOKEN, PLAN_ROWS_LIMIT
 from kvcanary_cli.backends.triton.fault_cell import record_faults
@@ -103,6 +104,7 @@ def _plan_entries_kernel(
         record_faults(fault_ptr, noted)
 
 
+@checked_by(check_plan_args)
 def launch_plan_kernels(
     *,
     req_pool_indices: torch.Tensor,
@@ -121,20 +123,6 @@ def launch_plan_kernels(
     fault: torch.Tensor | None = None,
 ) -> None:
     """Fill both plans; see ``Backend.plan``. Safe under graph capture with ``fault``."""
-    check_plan_args(
-        req_pool_indices=req_pool_indices,
-        prefix_lens=prefix_lens,
-        extend_seq_lens=extend_seq_lens,
-        req_to_token=req_to_token,
-        verify_plan_out=verify_plan_out,
-        write_plan_out=write_plan_out,
-        swa_window_size=swa_window_size,
-        full_to_swa_index_mapping=full_to_swa_index_mapping,
-        verify_capacity=verify_capacity,
-        req_to_verify_expected_tokens=req_to_verify_expected_tokens,
-        req_to_verify_expected_tokens_valid_lens=req_to_verify_expected_tokens_valid_lens,
-        rows_limit=rows_limit,
-    )
     device = req_to_token.device
     lut = full_to_swa_index_mapping
     pool = req_to_verify_expected_tokens

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kvcanary_cli.abi.checked import checked_by
 from kvcanary_cli.abi.checks import check_real_kv_args
 from kvcanary_cli.abi.constants import (
     PARTIAL_READ_BYTES,
@@ -226,6 +227,7 @@ def source_arguments(
     return args
 
 
+@checked_by(check_real_kv_args)
 def launch_real_kv_kernel(
     *,
     slots: torch.Tensor,
@@ -234,7 +236,6 @@ def launch_real_kv_kernel(
     fault: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Fingerprint ``slots``; see ``Backend.real_kv_hash``. With ``fault``, safe to capture."""
-    check_real_kv_args(slots=slots, real_kv_sources=real_kv_sources)
     hashes = torch.empty_like(slots)
     num_entries = int(slots.shape[0])
     if num_entries == 0:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
+from kvcanary_cli.abi.checked import checked_by
 from kvcanary_cli.abi.checks import check_scatter_args
 from kvcanary_cli.backends.triton.launch import block_lanes, persistent_grid
 
@@ -63,6 +64,7 @@ def _scatter_kernel(
         tl.store(pool_out_ptr + pool_row * pool_width + column, ids.to(tl.int32), mask=kept)
 
 
+@checked_by(check_scatter_args)
 def launch_scatter_kernel(
     *,
     flat_in: torch.Tensor,
@@ -71,9 +73,6 @@ def launch_scatter_kernel(
     pool_out: torch.Tensor,
 ) -> None:
     """Scatter ids; see ``Backend.scatter_req_token_ids``. Safe under graph capture."""
-    check_scatter_args(
-        flat_in=flat_in, offsets=offsets, req_pool_indices=req_pool_indices, pool_out=pool_out
-    )
     num_ids = int(flat_in.shape[0])
     num_rows = int(req_pool_indices.shape[0])
     if num_ids == 0 or num_rows == 0:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
+from kvcanary_cli.abi.checked import checked_by
 from kvcanary_cli.abi.checks import check_verify_args
 from kvcanary_cli.abi.constants import NO_EXPECTED_TOKEN, PADDING_SLOT, FailReason, RealKvHashMode
 from kvcanary_cli.backends.triton.fault_cell import (
@@ -172,6 +173,7 @@ def _verify_kernel(
         record_faults(fault_ptr, noted)
 
 
+@checked_by(check_verify_args)
 def launch_verify_kernel(
     *,
     canary_buf: torch.Tensor,
@@ -187,15 +189,6 @@ def launch_verify_kernel(
     fault: torch.Tensor | None = None,
 ) -> None:
     """Check the planned entries; see ``Backend.verify``. With ``fault``, safe to capture."""
-    check_verify_args(
-        canary_buf=canary_buf,
-        plan=plan,
-        violation_ring=violation_ring,
-        violation_write_index=violation_write_index,
-        slot_run_counter=slot_run_counter,
-        kernel_run_counter=kernel_run_counter,
-        real_kv_sources=real_kv_sources,
-    )
     words = canary_words(canary_buf)
     num_slots, row_words = words.shape
     block = block_lanes(_BLOCK_ENTRIES, _INTERPRETER_BLOCK_ENTRIES)

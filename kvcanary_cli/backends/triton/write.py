@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
+from kvcanary_cli.abi.checked import checked_by
 from kvcanary_cli.abi.checks import check_write_args
 from kvcanary_cli.abi.constants import PADDING_SLOT, FailReason, RealKvHashMode
 from kvcanary_cli.backends.triton.launch import block_lanes, canary_words, fault_cell
@@ -194,6 +195,7 @@ def _write_kernel(
         tl.debug_barrier()
 
 
+@checked_by(check_write_args)
 def launch_write_kernels(
     *,
     canary_buf: torch.Tensor,
@@ -215,22 +217,6 @@ def launch_write_kernels(
     fault: torch.Tensor | None = None,
 ) -> None:
     """Write the batch's rows; see ``Backend.write``. Safe under graph capture with ``fault``."""
-    check_write_args(
-        canary_buf=canary_buf,
-        plan=plan,
-        violation_ring=violation_ring,
-        violation_write_index=violation_write_index,
-        slot_run_counter=slot_run_counter,
-        kernel_run_counter=kernel_run_counter,
-        real_kv_sources=real_kv_sources,
-        input_ids=input_ids,
-        positions=positions,
-        out_cache_loc=out_cache_loc,
-        expected_input_tokens=expected_input_tokens,
-        expected_input_positions=expected_input_positions,
-        enable_write_input_assert=enable_write_input_assert,
-        enable_chain_position_assert=enable_chain_position_assert,
-    )
     words = canary_words(canary_buf)
     num_slots, row_words = words.shape
     num_tokens = int(positions.shape[0])
