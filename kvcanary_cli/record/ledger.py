@@ -55,7 +55,7 @@ class Ledger:
     def alloc(self, owner: str, slots: Ints) -> list[Event]:
         if not len(slots):
             return []
-        self.owner[slots] = self.code(owner)
+        self.owner[self._inside(slots)] = self.code(owner)
         return [{"kind": "alloc", "owner": owner, "slots": slots}]
 
     def free(self, actor: str | None, slots: Ints, reason: str) -> list[Event]:
@@ -67,8 +67,9 @@ class Ledger:
             {"kind": "free", "owner": owner, "slots": given, "reason": reason}
             for owner, given in groups
         ]
-        self.owner[slots] = FREE
-        return events + self._withdraw(slots)
+        mine = self._inside(slots)
+        self.owner[mine] = FREE
+        return events + self._withdraw(mine)
 
     def own(self, giver: str, slots: Ints) -> list[Event]:
         """``giver``'s ``slots`` pass to the prefix cache and become visible."""
@@ -76,10 +77,11 @@ class Ledger:
             return []
         number = self._next_entry
         self._next_entry += 1
-        events = self._withdraw(slots)
-        self.owner[slots] = TREE
-        self._entry[slots] = number
-        self._entry_live[number] = len(np.unique(slots))
+        mine = self._inside(slots)
+        events = self._withdraw(mine)
+        self.owner[mine] = TREE
+        self._entry[mine] = number
+        self._entry_live[number] = len(np.unique(mine))
         events.append(
             {
                 "kind": "own",
@@ -93,7 +95,19 @@ class Ledger:
 
     def entry_of(self, slot: int) -> str:
         """Name of the prefix entry that ``slot`` belongs to."""
-        return _entry_name(int(self._entry[slot]))
+        known = 0 <= slot < len(self._entry)
+        return _entry_name(int(self._entry[slot]) if known else 0)
+
+    def owners(self, slots: Ints) -> Ints:
+        """[n] codes of owners; UNKNOWN for what is no slot of the pool."""
+        inside = (slots >= 0) & (slots < len(self.owner))
+        out: Ints = np.where(inside, self.owner[np.where(inside, slots, 0)], UNKNOWN)
+        return out
+
+    def _inside(self, slots: Ints) -> Ints:
+        """Those of ``slots`` that the pool has: a corrupt engine may name others."""
+        out: Ints = slots[(slots >= 0) & (slots < len(self.owner))]
+        return out
 
     def with_pages(self, slots: Ints, page_size: int) -> Ints:
         """``slots`` and the owned rest of their pages, which is what a paged free gives back."""
@@ -101,7 +115,7 @@ class Ledger:
             return slots
         pages = np.unique(slots // page_size)
         every = (pages[:, None] * page_size + np.arange(page_size)).reshape(-1)
-        rest = every[(self.owner[every] > FREE) & ~np.isin(every, slots)]
+        rest = every[(self.owners(every) > FREE) & ~np.isin(every, slots)]
         return np.concatenate([slots, rest])
 
     def lost(self) -> None:
@@ -126,7 +140,7 @@ class Ledger:
         return events
 
     def _by_owner(self, slots: Ints) -> list[tuple[str, Ints]]:
-        owners = self.owner[slots]
+        owners = self.owners(slots)
         return [
             (self._names.get(code, UNKNOWN_OWNER), slots[owners == code])
             for code in dict.fromkeys(owners.tolist())

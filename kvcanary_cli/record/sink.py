@@ -57,7 +57,7 @@ def _load_writer() -> None:
     """Import what the thread writes with: an import cannot finish while the process ends."""
     import torch  # noqa: F401
 
-    import kvcanary_cli.trace.folder_writer
+    import kvcanary_cli.record.checked_writer
     import kvcanary_cli.trace.header
     import kvcanary_cli.trace.writer  # noqa: F401
 
@@ -240,14 +240,14 @@ class Sink:
         self.kept_rings += 1
 
     def _open(self) -> None:
-        from kvcanary_cli.trace.folder_writer import FolderWriter
+        from kvcanary_cli.record.checked_writer import CheckedWriter
         from kvcanary_cli.trace.header import parse_header
 
         self._folder.mkdir(parents=True, exist_ok=True)
         later = self._part_number > 0
         target = self._free_name()
         header = parse_header(self._header_of(later), str(target))
-        self._writer = FolderWriter(target, header, live=True)
+        self._writer = CheckedWriter(target, header)
         self._parts.append(target)
         self._part_bytes = self._sealed_segments = 0
         while self._options.is_ring and len(self._parts) > _RING_PARTS:
@@ -288,7 +288,12 @@ class Sink:
             log.warning("kvcanary: recording ends: %s", self.failure)
             self._last_word(self.failure)
         else:
-            reason = f"{type(error).__name__}: {self.failure}"
+            from kvcanary_cli.record.checked_writer import EngineStateError
+
+            kind = type(error).__name__
+            if isinstance(error, EngineStateError):
+                kind, self._last_i = "the engine's state does not fit its pool", error.index - 1
+            reason = f"{kind}: {self.failure}"
             log.error("kvcanary: recording ends, the server runs on: %s", reason)
             self._last_word(reason)
         self._settled.set()

@@ -140,7 +140,7 @@ class Allocations:
     def _of_pages(self, pages: Ints) -> Ints:
         size = self._pools.page_size
         every = (pages[:, None] * size + np.arange(size)).reshape(-1)
-        owned = every[self._ledger.owner[every] > FREE]
+        owned = every[self._ledger.owners(every) > FREE]
         return owned if len(owned) else every
 
     def on_clear(self, outer: Any, _result: Any, raised: bool, allocator: Any, *_a: Any) -> None:
@@ -249,7 +249,7 @@ class Allocations:
         """The prefix is in the cache: what the request's row has kept of its own is the tree's."""
         kept = now == begun.cells[: len(now)]
         kept[: begun.protected] = False
-        kept &= self._ledger.owner[now] != TREE
+        kept &= self._ledger.owners(now) != TREE
         positions = np.flatnonzero(kept)
         return [
             event
