@@ -155,6 +155,8 @@ def engine_env(**extra: str) -> dict[str, str]:
         "PATH": os.pathsep.join([programs, os.environ.get("PATH", os.defpath)]),
         "SGLANG_USE_CPU_ENGINE": "1",
         "PYTHONPATH": str(HERE / "stubs"),
+        # Compiled once: the setup leaves it to the first import, and there are many processes.
+        "PYTHONDONTWRITEBYTECODE": "",
         # One thread: several spin against each other on a shared machine.
         "OMP_NUM_THREADS": "1",
         **extra,

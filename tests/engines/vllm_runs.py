@@ -111,6 +111,8 @@ def engine_env(**extra: str) -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
+        # Compiled once: the setup leaves it to the first import, and there are many processes.
+        "PYTHONDONTWRITEBYTECODE": "",
         # One thread: several spin against each other on a shared machine.
         "OMP_NUM_THREADS": "1",
         **extra,
