@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcanary_cli.record import drainer, shadows
-from kvcanary_cli.record.copies import HostNow, host_array, mover_of
+from kvcanary_cli.record.copies import CudaTurns, HostNow, host_array, mover_of
 from kvcanary_cli.record.diffs import RowDiff
 from kvcanary_cli.record.ledger import FREE, UNKNOWN, Ledger
 from kvcanary_cli.record.options import RecordOptions
@@ -367,3 +368,61 @@ def test_a_translation_table_is_told_without_waiting(tmp_path: Path) -> None:
     (trace,) = parts(tmp_path)
     told = [(e["full"], e["swa"]) for e in events(trace)]
     assert told == [([1], [9]), ([1, 2], [3, 8])]
+
+
+class _Stream:
+    def __init__(self) -> None:
+        self.waited: list[Any] = []
+
+    def wait_event(self, event: Any) -> None:
+        self.waited.append(event)
+
+
+class _Event:
+    recorded_on: Any = None
+
+    def record(self, stream: Any) -> None:
+        self.recorded_on = stream
+
+
+def test_launches_on_two_streams_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams, current = [_Stream(), _Stream()], [0]
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: streams[current[0]])
+    turns = CudaTurns(torch.device("cuda", 0))
+    for number in (0, 1, 0):
+        current[0] = number
+        turns.begin()
+        turns.end()
+    # Each launch runs behind the one before, wherever that was queued.
+    assert [event.recorded_on for event in streams[1].waited] == [streams[0]]
+    assert [event.recorded_on for event in streams[0].waited] == [streams[1]]
+
+
+def test_lengths_that_the_host_does_not_know_are_not_looked_at() -> None:
+    table = torch.arange(1, 33, dtype=torch.int32).reshape(4, 8)
+    diff = RowDiff(table)
+    rows, lengths = torch.tensor([2, 1]), torch.tensor([3, 8])
+    entries, count = diff.launch(rows, lengths, longest=6)
+    cells = [(2, 0), (2, 1), (2, 2), *((1, cell) for cell in range(6))]
+    assert entries[: int(count)].tolist() == [[r, c, int(table[r, c])] for r, c in cells]
+    assert diff.changes(rows, lengths).tolist() == [[1, 6, 15], [1, 7, 16]]
+
+
+def test_a_translation_table_whose_changes_were_missed_is_told_as_a_whole(tmp_path: Path) -> None:
+    device = Device()
+    device.free_running = True
+    session = _session(tmp_path, device)
+    lut, table = LutShadow(4), np.array([0, 9, 0, 5, -1], dtype=np.int64)
+    lut.watch(table)
+    lut.tell(session, table)
+    session.commit()
+    assert session._drainer.settle(WAIT_S)  # type: ignore[union-attr]
+    lut.lost()
+    table[1] = 0
+    lut.tell(session, table)
+    session.commit()
+    session.close()
+    (trace,) = parts(tmp_path)
+    told = [(e["full"], e["swa"]) for e in events(trace)]
+    assert told == [([1, 3], [9, 5]), ([0, 1, 2, 3], [0, 0, 0, 5])]
