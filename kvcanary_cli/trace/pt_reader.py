@@ -15,7 +15,7 @@ from kvcanary_cli.trace.header import TraceHeader, parse_header
 from kvcanary_cli.trace.jsonl import parse_text
 from kvcanary_cli.trace.located import LocatedSegment
 from kvcanary_cli.trace.pt_compiled import CompiledCutter, fits, pays
-from kvcanary_cli.trace.pt_file import load_dictionary
+from kvcanary_cli.trace.pt_file import LoadedFile, load_dictionary
 from kvcanary_cli.trace.pt_slices import Cutter, StoredColumn, StoredTable
 from kvcanary_cli.trace.reader import TraceReader
 from kvcanary_cli.trace.schema import COMMON_FIELDS, FORMAT, KINDS, MAX_KINDS, FieldType
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _HINT = "write the trace again with `kvcanary trace convert`"
 #: After so many values, some 16 MiB of the file, its pages are given back.
 _RELEASE_VALUES = 4 << 20
-#: Offsets are checked so many at a time.
+#: Offsets and kinds are checked so many at a time.
 _CHECKED_AT_ONCE = 1 << 20
 
 
@@ -123,7 +123,7 @@ def load_stored(path: Path) -> StoredTrace:
     """
     name = str(path)
     loaded = load_dictionary(path)
-    take = _Taker(name, loaded.values)
+    take = _Taker(name, loaded)
     if take.state.get(layout.FORMAT_KEY) != FORMAT:
         raise TraceError(
             name,
@@ -145,47 +145,28 @@ def load_stored(path: Path) -> StoredTrace:
         )
     strings = take.integers(layout.STRINGS_KEY)
     string_offsets = take.integers(layout.STRING_OFFSETS_KEY)
-    check_offsets(f"{name}, column strings", string_offsets, len(string_offsets) - 1, len(strings))
+    take.check_offsets("column strings", string_offsets, len(string_offsets) - 1, len(strings))
     if strings.dtype != np.uint8:
         raise take.fail(layout.STRINGS_KEY, "a uint8 tensor")
     tables = _tables(take)
-    if len(kind) and not (int(kind.min()) >= 0 and int(kind.max()) < len(tables)):
-        raise take.fail(layout.KIND_KEY, f"codes from 0 to {len(tables) - 1}")
-    release = loaded.archive.release
-    release()
-    return StoredTrace(name, header, tables, kind, index, strings, string_offsets, release)
-
-
-def check_offsets(where: str, offsets: NDArray[Any], rows: int, values: int) -> None:
-    """Check that ``offsets`` cuts ``values`` items into ``rows`` runs, in order.
-
-    Raises:
-        TraceError: It does not.
-    """
-    if len(offsets) != rows + 1 or rows < 0:
-        raise TraceError(
-            where,
-            f"has {len(offsets)} offsets, expected {rows + 1} (one more than rows)",
-            hint=_HINT,
-        )
-    if int(offsets[0]) != 0 or int(offsets[-1]) != values:
-        raise TraceError(
-            where,
-            f"its offsets run from {offsets[0]} to {offsets[-1]}, expected 0 to {values}",
-            hint=_HINT,
-        )
-    for at in range(0, rows, _CHECKED_AT_ONCE):
-        some = offsets[at : at + _CHECKED_AT_ONCE + 1]
-        if bool((some[1:] < some[:-1]).any()):
-            raise TraceError(where, "its offsets go back, expected them to grow", hint=_HINT)
+    for at in range(0, len(kind), _CHECKED_AT_ONCE):
+        some = kind[at : at + _CHECKED_AT_ONCE]
+        if int(some.min()) < 0 or int(some.max()) >= len(tables):
+            raise take.fail(layout.KIND_KEY, f"codes from 0 to {len(tables) - 1}")
+        take.release()
+    return StoredTrace(name, header, tables, kind, index, strings, string_offsets, take.release)
 
 
 class _Taker:
-    """Takes entries out of the dictionary, or says what is wrong with them."""
+    """Takes entries out of the dictionary, or says what is wrong with them.
 
-    def __init__(self, name: str, state: dict[str, Any]) -> None:
+    What has been looked at is given back to the system, here as everywhere.
+    """
+
+    def __init__(self, name: str, loaded: LoadedFile) -> None:
         self.name = name
-        self.state = state
+        self.state = loaded.values
+        self.release = loaded.archive.release
 
     def fail(self, key: str, expected: str) -> TraceError:
         value = self.state.get(key)
@@ -209,6 +190,31 @@ class _Taker:
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
             raise self.fail(key, "a tensor of integers")
         return value
+
+    def check_offsets(self, what: str, offsets: NDArray[Any], rows: int, values: int) -> None:
+        """Check that ``offsets`` cuts ``values`` items into ``rows`` runs, in order.
+
+        Raises:
+            TraceError: It does not.
+        """
+        where = f"{self.name}, {what}"
+        if len(offsets) != rows + 1 or rows < 0:
+            raise TraceError(
+                where,
+                f"has {len(offsets)} offsets, expected {rows + 1} (one more than rows)",
+                hint=_HINT,
+            )
+        if int(offsets[0]) != 0 or int(offsets[-1]) != values:
+            raise TraceError(
+                where,
+                f"its offsets run from {offsets[0]} to {offsets[-1]}, expected 0 to {values}",
+                hint=_HINT,
+            )
+        for at in range(0, rows, _CHECKED_AT_ONCE):
+            some = offsets[at : at + _CHECKED_AT_ONCE + 1]
+            if bool((some[1:] < some[:-1]).any()):
+                raise TraceError(where, "its offsets go back, expected them to grow", hint=_HINT)
+            self.release()
 
 
 def _tables(take: _Taker) -> dict[str, StoredTable]:
@@ -263,12 +269,11 @@ def json_tokens_absent(take: _Taker) -> bool:
 
 def _column(take: _Taker, kind: str, name: str, field_type: FieldType, rows: int) -> StoredColumn:
     key = layout.column_key(kind, name)
-    where = f"{take.name}, column {printable(key)}"
     values = take.integers(key)
     offsets = None
     if field_type in (FieldType.INTS, FieldType.STRS):
         offsets = take.integers(layout.offsets_key(kind, name))
-        check_offsets(where, offsets, rows, len(values))
+        take.check_offsets(f"column {printable(key)}", offsets, rows, len(values))
     elif len(values) != rows:
         raise take.fail(key, f"{rows} items (rows of its table)")
     present = take.state.get(layout.present_key(kind, name))

@@ -125,6 +125,13 @@ class RemotePath:
     def name(self) -> str:
         return self._path.rstrip("/").rpartition("/")[2]
 
+    @property
+    def real(self) -> str:
+        """What tells this place from others; in a store of files, behind all links."""
+        protocol = self._store.fs.protocol
+        is_local = "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+        return os.path.realpath(self._path) if is_local else self._url
+
     def __truediv__(self, name: str) -> RemotePath:
         place = (self._store, f"{self._path.rstrip('/')}/{name}")
         return RemotePath(f"{self._url.rstrip('/')}/{name}", _place=place)
