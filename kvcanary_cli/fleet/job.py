@@ -134,6 +134,8 @@ def diagnose_job(
     from kvcanary_cli.trace.reader import open_trace
 
     reader = open_trace(job.name)
+    # Beside what is imported from here on, which takes longer.
+    reader.start_digest()
     stated, warnings = _stated_capacities(reader, job.config)
 
     def advance() -> None:

@@ -76,6 +76,14 @@ class TraceReader(ABC):
             raise ValueError("segments() has not been called")
         return self._validator
 
+    def start_digest(self) -> None:
+        """Begin with what ``sha256`` asks for, where a thread can compute it beside other work.
+
+        Reading does it anyway; a caller that has something else to do first gains that time.
+        """
+        if self._digest is None and (digested := self._digested()):
+            self._digest = BackgroundDigest(*digested)
+
     def segments(self) -> Iterator[Segment]:
         """Read, validate and yield the trace's segments in order, from the beginning.
 
@@ -85,8 +93,8 @@ class TraceReader(ABC):
         self.notes.clear()
         self.notes.unknown_families = self.header.unknown_records
         validator = self._validator = StreamValidator(self.header, self.notes)
-        if self.wants_sha256 and self._digest is None and (digested := self._digested()):
-            self._digest = BackgroundDigest(*digested)
+        if self.wants_sha256:
+            self.start_digest()
         # Notes and counts are taken here, with each segment that the caller has got, so that they
         # do not depend on how far a thread has read.
         checked = self._checked_segments(validator.bounds)

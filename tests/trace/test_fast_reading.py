@@ -232,6 +232,29 @@ def test_digests(tmp_path: Path) -> None:
         BackgroundDigest([tmp_path / "gone"]).result()
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".pt", ".kvtrace"])
+def test_a_digest_that_began_early_is_the_one_of_reading(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+    start = BackgroundDigest.__init__
+
+    def note(self: BackgroundDigest, *args: Any) -> None:
+        begun.append(1)
+        start(self, *args)
+
+    monkeypatch.setattr(BackgroundDigest, "__init__", note)
+    path = tmp_path / f"t{suffix}"
+    _number_trace(path, [3] * 5)
+    early, late = open_trace(path), open_trace(path)
+    early.start_digest()
+    assert len(begun) == (suffix != ".jsonl")  # reading of text computes it itself
+    for reader in (early, late):
+        assert sum(map(len, reader.segments())) == 10
+    assert early.sha256() == late.sha256()
+    assert len(begun) == 2 * (suffix != ".jsonl")
+
+
 def test_mapped_pages_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However large the file is, so many values at a time: counted, since memory is not ours."""
     monkeypatch.setattr("kvcanary_cli.trace.pt_reader._RELEASE_VALUES", 1000)
