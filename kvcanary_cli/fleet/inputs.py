@@ -49,11 +49,14 @@ def expand(names: Sequence[str]) -> list[Input]:
             for place in _places(name):
                 named = not place.is_dir() or is_trace_folder(place)
                 out += [Input(str(place))] if named else _inside(place)
-        except KvCanaryError as error:
-            out.append(Input(name, problem=error))
-        except OSError as error:
-            out.append(Input(name, problem=unreadable(name, error)))
+        except (KvCanaryError, OSError) as error:
+            out.append(_in_the_way(name, error))
     return out
+
+
+def _in_the_way(name: str, error: KvCanaryError | OSError) -> Input:
+    known = error if isinstance(error, KvCanaryError) else unreadable(name, error)
+    return Input(name, problem=known)
 
 
 def refuse_pipes(inputs: Sequence[Input]) -> None:
@@ -96,18 +99,24 @@ def _inside(folder: Path) -> list[Input]:
 
 def _walk(folder: Path, above: tuple[str, ...]) -> Iterator[Input]:
     name = str(folder)
-    here = name if is_remote(name) else os.path.realpath(name)
+    here = RemotePath(name).real if is_remote(name) else os.path.realpath(name)
     if here in above:
         return  # a link that leads back
     try:
         children = sorted(folder.iterdir(), key=lambda place: _by_number(place.name))
-    except OSError as error:
-        yield Input(name, problem=unreadable(name, error))
+    except (KvCanaryError, OSError) as error:
+        yield _in_the_way(name, error)
         return
     for child in children:
         if child.name.startswith("."):
             continue
-        if child.is_dir() and not is_trace_folder(child):
+        try:
+            is_folder = child.is_dir() and not is_trace_folder(child)
+        except (KvCanaryError, OSError) as error:
+            # What stands beside it is replayed nevertheless.
+            yield _in_the_way(str(child), error)
+            continue
+        if is_folder:
             yield from _walk(child, (*above, here))
         elif child.name.endswith(SUFFIXES):
             yield Input(str(child), found_in=name)

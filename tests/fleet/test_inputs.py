@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,10 +89,43 @@ def test_what_cannot_be_expanded_is_an_input_with_a_problem(tmp_path: Path) -> N
     assert "cannot be read" in problems[3]
 
 
-def test_links_that_lead_back_come_to_an_end(tmp_path: Path) -> None:
-    _touch(tmp_path / "a.pt")
-    (tmp_path / "back").symlink_to(tmp_path)
-    assert _names(str(tmp_path)) == [str(tmp_path / "a.pt")]
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_links_that_lead_back_or_nowhere_come_to_an_end(scheme: str, tmp_path: Path) -> None:
+    folder = tmp_path / "a folder #1"
+    _touch(folder / "a.pt")
+    (folder / "back").symlink_to(folder)
+    (folder / "nowhere.pt").symlink_to(tmp_path / "none")
+    inputs = expand([f"{scheme}{folder}"])
+    assert [one.name for one in inputs] == [f"{scheme}{folder}/{n}" for n in ("a.pt", "nowhere.pt")]
+    assert {one.problem for one in inputs} == {None}
+
+
+@pytest.mark.parametrize("broken", ["b", "b.pt", ""])
+def test_what_a_store_says_nothing_of_hides_nothing_beside_it(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = fsspec.filesystem("memory")
+    store.store.clear()
+    for name in ("a.pt", "b/x.pt", "b.pt", "c.pt"):
+        store.pipe(f"/bucket/{name}", b"x")
+    call = "info" if broken else "ls"
+    real = getattr(MemoryFileSystem, call)
+
+    def failing(self: Any, path: str, *args: Any, **options: Any) -> Any:
+        if path.rstrip("/").endswith(f"bucket/{broken}".rstrip("/")):
+            raise RuntimeError("connection reset")
+        return real(self, path, *args, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, call, failing)
+    inputs = expand(["memory://bucket"])
+    store.store.clear()
+    wrong = {one.name: one.problem.message for one in inputs if one.problem is not None}
+    assert list(wrong) == [f"memory://bucket/{broken}".rstrip("/")]
+    assert "connection reset" in wrong[f"memory://bucket/{broken}".rstrip("/")]
+    fine = [one.name.removeprefix("memory://bucket/") for one in inputs if one.problem is None]
+    everything = {"a.pt", "b/x.pt", "b.pt", "c.pt"}
+    hidden = {"b": {"b/x.pt"}, "b.pt": {"b.pt"}, "": everything}[broken]
+    assert set(fine) == everything - hidden
 
 
 def test_a_pipe_is_not_handed_to_another_process(tmp_path: Path) -> None:
