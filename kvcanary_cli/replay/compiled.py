@@ -124,8 +124,7 @@ class CompiledEvents:
         self._kept: list[NDArray[np.generic]] = []
         self._new = np.zeros(_LIST_ROOM, dtype=np.int64)
         pool = replay.pool
-        self._stamps = np.zeros(replay.header.pool.max_slot + 1, dtype=np.int64)
-        self._row_stamps = np.zeros(pool.table.shape[0], dtype=np.int64)
+        self._row_stamps, self._sure = np.zeros((2, pool.table.shape[0]), dtype=np.int64)
         self._stamp = 0
         self._worker: WorkerCanary | None = None
         self._cells: Ints = self._out
@@ -242,10 +241,8 @@ class CompiledEvents:
         arrays: dict[State, NDArray[Any]] = {
             State.TABLE: pool.table,
             State.ROW_STAMPS: self._row_stamps,
-            State.STAMPS: self._stamps,
-            State.WRITTEN_AT: lane.written_at,
-            State.REFS: known.refs,
-            State.MAPPER: known.mapper,
+            State.SURE: self._sure,
+            State.RECORDS: lane.records,
             State.CHECKED: known.checked,
             State.TOKENS_KNOWN: known.tokens_known,
             State.LIMITS: known.limits,

@@ -11,7 +11,7 @@ of them as if it had checked everything.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -64,7 +64,7 @@ class Known:
     """Known cells of one lane. The request table and the token pool belong to the replay.
 
     Args:
-        num_slots: Of the lane.
+        records: [slots] ``LANE`` records of the lane.
         table: [rows, row_len] int32 request table.
         pool: [rows, row_len] int64 true tokens by table row, or None.
         token_offset: History position of a cell's token, less the cell's position.
@@ -72,8 +72,8 @@ class Known:
 
     Attributes:
         checked: [rows] leading cells of each row that are known.
-        refs: [slots] int32, known cells that hold each slot.
-        mapper: [slots] the newest of them, row * row_len + position.
+        refs: [slots] int32, known cells that hold each slot; ``mapper`` of its record is the newest
+            of them, row * row_len + position.
         tokens_known: [rows] known cells with a token to compare.
         limits: [rows] length of the history when the row was last looked at.
         tenants: [rows] request that the row's cells are known for, -1 = none.
@@ -87,17 +87,18 @@ class Known:
     def __init__(
         self,
         *,
-        num_slots: int,
+        records: NDArray[Any],
         table: NDArray[np.int32],
         pool: Ints | None,
         token_offset: int,
         requests: Requests,
     ) -> None:
         rows, row_len = table.shape
+        num_slots = len(records)
         self.num_slots, self.num_rows, self.row_len = num_slots, rows, row_len
         self.checked = np.zeros(rows, dtype=np.int64)
-        self.refs = np.zeros(num_slots, dtype=np.int32)
-        self.mapper = np.zeros(num_slots, dtype=np.int64)
+        self._records = records
+        self.refs: NDArray[np.int32] = records["refs"]
         self.tokens_known = np.zeros(rows, dtype=np.int64)
         self.limits = np.zeros(rows, dtype=np.int64)
         self.row_read = np.full(rows, NEVER, dtype=np.int64)
@@ -138,7 +139,6 @@ class Known:
             slots.ctypes.data,
             self.num_slots,
             self.num_rows,
-            self.mapper.ctypes.data,
             self._marks.ctypes.data,
             *self._state(),
         )
@@ -171,7 +171,7 @@ class Known:
         self._addresses = (
             self._table.ctypes.data,
             self.row_len,
-            self.refs.ctypes.data,
+            self._records.ctypes.data,
             self.checked.ctypes.data,
             self.tokens_known.ctypes.data,
             self.limits.ctypes.data,
@@ -310,8 +310,7 @@ class Known:
             entries.tokens.ctypes.data,
             entries.positions.ctypes.data,
             self.row_len,
-            self.mapper.ctypes.data,
-            self.refs.ctypes.data,
+            self._records.ctypes.data,
             self.checked.ctypes.data,
             self.tokens_known.ctypes.data,
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvcanary_cli.backends.cpu.event_records import LANE, make_records
 from kvcanary_cli.canary.buffer_group import CanaryBufferGroup
 from kvcanary_cli.replay.fingerprints import RecordedFingerprints
 
@@ -39,6 +40,7 @@ class Lane:
         proposal: [num_slots] bool, or None: last written by an inner draft step, whose tokens are
             proposals.
         written_at: [num_slots] int32, serial number of the last write, 0 = never.
+        records: [num_slots] ``LANE``: that, and what ``known`` keeps of each slot.
         known: What need not be checked again, None = everything is checked each time.
     """
 
@@ -80,7 +82,8 @@ class Lane:
         self.lineage: NDArray[np.int32] | None = None
         self._lineages = 0
         self.proposal: NDArray[np.bool_] | None = None
-        self.written_at = np.zeros(num_slots, dtype=np.int32)
+        self.records = make_records(num_slots, LANE)
+        self.written_at: NDArray[np.int32] = self.records["written_at"]
         self._serial = 0
         self.known: Known | None = None
 

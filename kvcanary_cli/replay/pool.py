@@ -103,7 +103,7 @@ class PoolState:
         """Verify ``lane`` incrementally from now on."""
         histories = self.histories
         known = Known(
-            num_slots=lane.num_slots,
+            records=lane.records,
             table=self.table,
             pool=None if histories is None else histories.pool,
             token_offset=lane.group.kv_token_id_vs_position_offset,

@@ -8,36 +8,25 @@ the ledger follow.
 from __future__ import annotations
 
 from kvcanary_cli.abi.constants import LaunchTag
-from kvcanary_cli.backends.cpu.event_known import forget_row, forget_slot
-from kvcanary_cli.backends.cpu.event_records import LINE, OWNERSHIP, WRITES, place
+from kvcanary_cli.backends.cpu.event_known import learn_reads, learn_writes
+from kvcanary_cli.backends.cpu.event_reads import ask_for_cell, cells_are_right
+from kvcanary_cli.backends.cpu.event_rows import ask_for_row, prepare_row
 from kvcanary_cli.backends.cpu.event_state import Columns, Mode, Request, State, Stop
-from kvcanary_cli.backends.cpu.event_writes import note_writes
-from kvcanary_cli.backends.cpu.hashes import as_int64, chain_step, slot_hash
+from kvcanary_cli.backends.cpu.event_writes import write_row
 from kvcanary_cli.backends.cpu.jit import helper
-from kvcanary_cli.backends.cpu.known import expected_token
-from kvcanary_cli.backends.cpu.memory import (
-    load_i32,
-    load_i64,
-    load_u8,
-    prefetch,
-    store_i32,
-    store_i64,
-)
+from kvcanary_cli.backends.cpu.memory import load_i32, load_i64, load_u8, prefetch, store_i64
 
-_FREE, _TREE, _UNKNOWN = 1, 2, 0
-_NEVER = -(1 << 63)
+# Rows of the batch that are asked for before their turn.
+_AHEAD = 8
 _ROW_BYTES = 32
-_AHEAD = 12
 
 _FIELDS = len(Request)
-_HISTORY_LEN, _HISTORY_ROW = int(Request.HISTORY_LEN), int(Request.HISTORY_ROW)
-_HISTORY_KNOWN, _CODE = int(Request.HISTORY_KNOWN), int(Request.LEDGER_CODE)
-_TABLE_ROW, _SEEN = int(Request.TABLE_ROW), int(Request.SEEN)
+_CODE, _TABLE_ROW, _SEEN = (
+    int(cell) for cell in (Request.LEDGER_CODE, Request.TABLE_ROW, Request.SEEN)
+)
 
 _DECODE = int(Mode.DECODE)
-_END, _GENERAL, _BIND, _NAME, _TENANT, _ROOM = (
-    int(stop) for stop in (Stop.END, Stop.GENERAL, Stop.BIND, Stop.NAME, Stop.TENANT, Stop.ROOM)
-)
+_END, _GENERAL, _ROOM = (int(stop) for stop in (Stop.END, Stop.GENERAL, Stop.ROOM))
 
 _C_REQ_OF, _C_STEP, _C_MODE, _C_RAW_BS = (
     int(cell) for cell in (Columns.REQ_OF, Columns.STEP, Columns.MODE, Columns.RAW_BS)
@@ -45,27 +34,17 @@ _C_REQ_OF, _C_STEP, _C_MODE, _C_RAW_BS = (
 _C_REQ_OFFSETS, _C_REQS, _C_REQ_ROWS, _C_SEQ_LENS = (
     int(cell) for cell in (Columns.REQ_OFFSETS, Columns.REQS, Columns.REQ_ROWS, Columns.SEQ_LENS)
 )
-_C_TOKEN_OFFSETS, _C_IDS, _C_POSITIONS, _C_LOCS = (
-    int(cell) for cell in (Columns.TOKEN_OFFSETS, Columns.IDS, Columns.POSITIONS, Columns.LOCS)
+_C_TOKEN_OFFSETS, _C_POSITIONS, _C_LOCS = (
+    int(cell) for cell in (Columns.TOKEN_OFFSETS, Columns.POSITIONS, Columns.LOCS)
 )
 _C_EXTEND_OFFSETS, _C_PREFIX_LENS, _C_EXTEND_LENS = (
     int(cell) for cell in (Columns.EXTEND_OFFSETS, Columns.PREFIX_LENS, Columns.EXTEND_LENS)
 )
 
-_TABLE, _ROWS, _ROW_LEN, _ROW_STAMPS = (
-    int(cell) for cell in (State.TABLE, State.ROWS, State.ROW_LEN, State.ROW_STAMPS)
-)
-_HEAD, _TAIL, _SLOTS = int(State.HEAD), int(State.TAIL), int(State.SLOTS)
-_STAMPS, _STAMP = int(State.STAMPS), int(State.STAMP)
-_WRITTEN_AT, _SERIAL = int(State.WRITTEN_AT), int(State.SERIAL)
-_REFS, _MAPPER, _CHECKED = int(State.REFS), int(State.MAPPER), int(State.CHECKED)
-_TOKENS_KNOWN, _LIMITS, _AGAIN, _TENANTS = (
-    int(cell) for cell in (State.TOKENS_KNOWN, State.LIMITS, State.AGAIN, State.TENANTS)
-)
-_ROW_READ, _READ_LEN = int(State.ROW_READ), int(State.READ_LEN)
-_POOL, _POOL_WIDTH, _HAS_TOKENS, _REQUESTS = (
-    int(cell) for cell in (State.POOL, State.POOL_WIDTH, State.HAS_TOKENS, State.REQUESTS)
-)
+_TABLE, _ROW_LEN = int(State.TABLE), int(State.ROW_LEN)
+_HEAD, _TAIL = int(State.HEAD), int(State.TAIL)
+_STAMP, _SERIAL, _CHECKED = int(State.STAMP), int(State.SERIAL), int(State.CHECKED)
+_REQUESTS, _SURE = int(State.REQUESTS), int(State.SURE)
 _KERNEL_RUNS, _SLOT_RUNS = int(State.KERNEL_RUNS), int(State.SLOT_RUNS)
 _VERIFIED, _WRITTEN, _TOKEN_ENTRIES = (
     int(cell) for cell in (State.ENTRIES_VERIFIED, State.ENTRIES_WRITTEN, State.TOKEN_ENTRIES)
@@ -86,226 +65,15 @@ _VERIFY_CAPACITY, _REQUEST_CAPACITY, _TOKEN_CAPACITY = (
 _NEW_REQUESTS, _NEW_COUNT, _NEW_ROOM = (
     int(cell) for cell in (State.NEW_REQUESTS, State.NEW_COUNT, State.NEW_ROOM)
 )
-_HAS_LEDGER = int(State.HAS_LEDGER)
-_OWNERSHIP, _WRITES = int(State.OWNERSHIP), int(State.WRITES)
-_OWNER, _LAST_OWNER = place(OWNERSHIP, "owner"), place(OWNERSHIP, "last_owner")
-_ALLOC_EVENT, _SHARED = place(OWNERSHIP, "alloc_event"), place(OWNERSHIP, "shared")
-_WRITE_EVENT, _MOVED_EVENT = place(WRITES, "event"), place(WRITES, "moved_event")
-_LEDGER_TENANTS, _LEDGER_STEP, _STEPS_SEEN = (
-    int(cell) for cell in (State.LEDGER_TENANTS, State.LEDGER_STEP, State.STEPS_SEEN)
-)
+_HAS_LEDGER, _LAST_STEPS = int(State.HAS_LEDGER), int(State.LAST_STEPS)
+_LEDGER_STEP, _STEPS_SEEN = int(State.LEDGER_STEP), int(State.STEPS_SEEN)
 _BATCH_SLOTS, _BATCH_STEPS = int(State.BATCH_SLOTS), int(State.BATCH_STEPS)
-_LAST_STEPS = int(State.LAST_STEPS)
 _HEAD_TAG, _TAIL_TAG = int(LaunchTag.HEAD_K_FULL), int(LaunchTag.TAIL_K_FULL)
 
 
 @helper
 def _count(state, cell, more):  # type: ignore[no-untyped-def]
     store_i64(state, cell, load_i64(state, cell) + more)
-
-
-@helper
-def _reads_well(state, slot, reader):  # type: ignore[no-untyped-def]
-    """Whether ``reader`` may read ``slot``, and its content is newer than the slot."""
-    owned = load_i64(state, _OWNERSHIP) + slot * LINE
-    owner = load_i32(owned, _OWNER)
-    if owner == _FREE:
-        return False
-    if owner > _TREE and owner != reader and load_u8(owned, _SHARED) == 0:
-        return False
-    allocated = load_i64(owned, _ALLOC_EVENT)
-    if allocated != _NEVER and owner != _UNKNOWN:
-        written = load_i64(state, _WRITES) + slot * LINE
-        return max(load_i64(written, _WRITE_EVENT), load_i64(written, _MOVED_EVENT)) >= allocated
-    return True
-
-
-@helper
-def _writes_well(state, slot, writer):  # type: ignore[no-untyped-def]
-    """Whether ``slot`` is the writer's to write."""
-    owned = load_i64(state, _OWNERSHIP) + slot * LINE
-    owner = load_i32(owned, _OWNER)
-    if owner > _FREE:
-        return owner == writer
-    return owner != _FREE or load_i32(owned, _LAST_OWNER) == writer
-
-
-@helper
-def _row_is_right(row, position, token, wanted_hash):  # type: ignore[no-untyped-def]
-    """Whether a canary row at address ``row`` without fingerprint is what is wanted."""
-    wrong = load_i64(row, 1) ^ position
-    wrong |= load_i64(row, 2) ^ wanted_hash
-    wrong |= load_i64(row, 3)
-    if token != -1:
-        wrong |= load_i64(row, 0) ^ token
-    return wrong == 0
-
-
-@helper
-def _cells_are_right(state, row, start, stop, reader, stamp):  # type: ignore[no-untyped-def]
-    """Whether cells [start, stop) of ``row`` verify, and ``reader`` may read them."""
-    num_slots = load_i64(state, _SLOTS)
-    head, tail = load_i64(state, _HEAD), load_i64(state, _TAIL)
-    stamps = load_i64(state, _STAMPS)
-    pool, width = load_i64(state, _POOL), load_i64(state, _POOL_WIDTH)
-    limit = load_i64(load_i64(state, _LIMITS), row)
-    has_ledger = load_i64(state, _HAS_LEDGER) != 0
-    line = load_i64(state, _TABLE) + row * load_i64(state, _ROW_LEN) * 4
-    prev = -1
-    if start > 0:
-        prev = load_i32(line, start - 1)
-        if prev <= 0 or prev >= num_slots:
-            return False
-        if load_i64(stamps, prev) == stamp:
-            return False
-    for position in range(start, stop):
-        ahead = load_i32(line, min(position + _AHEAD, stop - 1))
-        prefetch(head + ahead * _ROW_BYTES)
-        prefetch(tail + ahead * _ROW_BYTES)
-        slot = load_i32(line, position)
-        if slot <= 0 or slot >= num_slots:
-            return False
-        if load_i64(stamps, slot) == stamp:
-            return False
-        token = expected_token(pool, width, row, limit, position)
-        is_head = prev < 0
-        if not _row_is_right(
-            head + slot * _ROW_BYTES,
-            position,
-            token,
-            as_int64(slot_hash(head + prev * _ROW_BYTES, is_head)),
-        ):
-            return False
-        if not _row_is_right(
-            tail + slot * _ROW_BYTES,
-            position,
-            token,
-            as_int64(slot_hash(tail + prev * _ROW_BYTES, is_head)),
-        ):
-            return False
-        if has_ledger and not _reads_well(state, slot, reader):
-            return False
-        prev = slot
-    return True
-
-
-@helper
-def _prepare_row(state, row, req, prefix, extend, first, columns, stamp, out):  # type: ignore[no-untyped-def]
-    """Look at one row of the batch; ``Stop.END`` if it may be taken.
-
-    Args:
-        first: Its first token among the segment's.
-    """
-    if row < 0 or row >= load_i64(state, _ROWS):
-        return _GENERAL
-    row_stamps = load_i64(state, _ROW_STAMPS)
-    if load_i64(row_stamps, row) == stamp:
-        return _GENERAL
-    store_i64(row_stamps, row, stamp)
-    if extend < 1 or prefix < 0 or prefix + extend > load_i64(state, _ROW_LEN):
-        return _GENERAL
-    facts = load_i64(state, _REQUESTS) + req * _FIELDS * 8
-    pool, width = load_i64(state, _POOL), load_i64(state, _POOL_WIDTH)
-    limit = 0
-    if pool != 0 and load_i64(state, _HAS_TOKENS) != 0 and load_i64(facts, _HISTORY_KNOWN) != 0:
-        if load_i64(facts, _HISTORY_ROW) != row:
-            store_i64(out, 1, row)
-            store_i64(out, 2, req)
-            return _BIND
-        limit = load_i64(facts, _HISTORY_LEN)
-    has_ledger = load_i64(state, _HAS_LEDGER) != 0
-    code = load_i64(facts, _CODE)
-    if has_ledger:
-        if code < 0:
-            store_i64(out, 1, req)
-            return _NAME
-        if load_i64(load_i64(state, _LEDGER_TENANTS), row) != code:
-            store_i64(out, 1, row)
-            store_i64(out, 2, req)
-            return _TENANT
-    if load_i64(load_i64(state, _AGAIN), row) != 0:
-        return _GENERAL
-    tenants, limits = load_i64(state, _TENANTS), load_i64(state, _LIMITS)
-    if load_i64(tenants, row) != req or limit < load_i64(limits, row):
-        forget_row(state, row, 0)
-        store_i64(tenants, row, req)
-    else:
-        forget_row(state, row, prefix)
-    store_i64(limits, row, limit)
-    num_slots = load_i64(state, _SLOTS)
-    ids = load_i64(columns, _C_IDS) + first * 8
-    positions = load_i64(columns, _C_POSITIONS) + first * 8
-    locs = load_i64(columns, _C_LOCS) + first * 8
-    stamps, refs = load_i64(state, _STAMPS), load_i64(state, _REFS)
-    for i in range(extend):
-        slot = load_i64(locs, i)
-        if slot <= 0 or slot >= num_slots or load_i64(positions, i) != prefix + i:
-            return _GENERAL
-        if load_i64(stamps, slot) == stamp:
-            return _GENERAL
-        store_i64(stamps, slot, stamp)
-        if load_i32(refs, slot) != 0 and not forget_slot(state, slot):
-            return _GENERAL
-        token = expected_token(pool, width, row, limit, prefix + i)
-        if token != -1 and token != load_i64(ids, i):
-            return _GENERAL
-        if has_ledger and not _writes_well(state, slot, code):
-            return _GENERAL
-    return _END
-
-
-@helper
-def _write_rows(state, columns, first, extend, seed):  # type: ignore[no-untyped-def]
-    """Write the canary rows of one batch row behind slot ``seed`` (-1 = head)."""
-    head, tail = load_i64(state, _HEAD), load_i64(state, _TAIL)
-    written_at, serial = load_i64(state, _WRITTEN_AT), load_i64(state, _SERIAL)
-    ids = load_i64(columns, _C_IDS) + first * 8
-    positions = load_i64(columns, _C_POSITIONS) + first * 8
-    locs = load_i64(columns, _C_LOCS) + first * 8
-    head_hash = slot_hash(head + seed * _ROW_BYTES, seed < 0)
-    tail_hash = slot_hash(tail + seed * _ROW_BYTES, seed < 0)
-    for i in range(extend):
-        ahead = load_i64(locs, min(i + _AHEAD, extend - 1))
-        prefetch(head + ahead * _ROW_BYTES)
-        prefetch(tail + ahead * _ROW_BYTES)
-        slot, token, position = load_i64(locs, i), load_i64(ids, i), load_i64(positions, i)
-        line = head + slot * _ROW_BYTES
-        store_i64(line, 0, token)
-        store_i64(line, 1, position)
-        store_i64(line, 2, as_int64(head_hash))
-        store_i64(line, 3, 0)
-        line = tail + slot * _ROW_BYTES
-        store_i64(line, 0, token)
-        store_i64(line, 1, position)
-        store_i64(line, 2, as_int64(tail_hash))
-        store_i64(line, 3, 0)
-        store_i32(written_at, slot, serial)
-        same = head_hash == tail_hash
-        head_hash = chain_step(head_hash, token, position)
-        tail_hash = head_hash if same else chain_step(tail_hash, token, position)
-
-
-@helper
-def _learn_row(state, row, prefix, event):  # type: ignore[no-untyped-def]
-    """All cells of ``row`` up to ``prefix`` are known now; those with a token to compare."""
-    row_len = load_i64(state, _ROW_LEN)
-    line = load_i64(state, _TABLE) + row * row_len * 4
-    refs, mapper = load_i64(state, _REFS), load_i64(state, _MAPPER)
-    checked, tokens_known = load_i64(state, _CHECKED), load_i64(state, _TOKENS_KNOWN)
-    pool, width = load_i64(state, _POOL), load_i64(state, _POOL_WIDTH)
-    limit = load_i64(load_i64(state, _LIMITS), row)
-    tokens = load_i64(tokens_known, row)
-    for position in range(load_i64(checked, row), prefix):
-        slot = load_i32(line, position)
-        store_i32(refs, slot, load_i32(refs, slot) + 1)
-        store_i64(mapper, slot, row * row_len + position)
-        if expected_token(pool, width, row, limit, position) != -1:
-            tokens += 1
-    store_i64(checked, row, prefix)
-    store_i64(tokens_known, row, tokens)
-    store_i64(load_i64(state, _ROW_READ), row, event)
-    store_i64(load_i64(state, _READ_LEN), row, prefix)
-    return tokens
 
 
 @helper
@@ -339,6 +107,7 @@ def take_forward(state, columns, at, event, out):  # type: ignore[no-untyped-def
     first_token = load_i64(offsets, at)
     num_tokens = load_i64(offsets, at + 1) - first_token
     positions = load_i64(columns, _C_POSITIONS) + first_token * 8
+    locs = load_i64(columns, _C_LOCS) + first_token * 8
     prefixes, extends = 0, 0
     if mode != _DECODE:
         first_len = load_i64(load_i64(columns, _C_EXTEND_OFFSETS), at)
@@ -367,11 +136,18 @@ def take_forward(state, columns, at, event, out):  # type: ignore[no-untyped-def
             prefix, extend = load_i64(positions, active), 1
             if load_i64(seq_lens, active) - 1 != prefix:
                 return _GENERAL
+            if active + _AHEAD < min(bs, num_tokens):
+                ask_for_row(
+                    state,
+                    load_i64(rows, active + _AHEAD),
+                    load_i64(positions, active + _AHEAD),
+                    load_i64(locs, active + _AHEAD),
+                )
         else:
             prefix, extend = load_i64(prefixes, active), load_i64(extends, active)
         if tokens + extend > num_tokens:
             return _GENERAL
-        why = _prepare_row(
+        why = prepare_row(
             state,
             load_i64(rows, active),
             req,
@@ -392,7 +168,6 @@ def take_forward(state, columns, at, event, out):  # type: ignore[no-untyped-def
     for b in range(active, bs):
         if load_i64(rows, b) != 0 or load_i32(reqs, b) >= 0:
             return _GENERAL
-    locs = load_i64(columns, _C_LOCS) + first_token * 8
     for i in range(tokens, num_tokens):
         if load_i64(locs, i) != 0:
             return _GENERAL
@@ -401,9 +176,13 @@ def take_forward(state, columns, at, event, out):  # type: ignore[no-untyped-def
     for b in range(active):
         row = load_i64(rows, b)
         prefix = load_i64(positions, b) if mode == _DECODE else load_i64(prefixes, b)
+        if mode == _DECODE and b + _AHEAD < active:
+            ahead, position = load_i64(rows, b + _AHEAD), load_i64(positions, b + _AHEAD) - 1
+            if load_i64(checked, ahead) <= position:
+                ask_for_cell(state, ahead, position)
         facts = requests + load_i64(req_of, load_i32(reqs, b)) * _FIELDS * 8
         start = load_i64(checked, row)
-        if not _cells_are_right(state, row, start, prefix, load_i64(facts, _CODE), stamp):
+        if not cells_are_right(state, row, start, prefix, load_i64(facts, _CODE), stamp):
             return _GENERAL
 
     # From here on it is taken.
@@ -414,6 +193,7 @@ def take_forward(state, columns, at, event, out):  # type: ignore[no-untyped-def
         _count(state, _STEPS_SEEN, 1)
     _count(state, _SERIAL, 1)
     table, row_len = load_i64(state, _TABLE), load_i64(state, _ROW_LEN)
+    sure = load_i64(state, _SURE)
     token_entries = 0
     token = first_token
     for b in range(active):
@@ -421,20 +201,26 @@ def take_forward(state, columns, at, event, out):  # type: ignore[no-untyped-def
         prefix, extend = load_i64(positions, b), 1
         if mode != _DECODE:
             prefix, extend = load_i64(prefixes, b), load_i64(extends, b)
+        if mode == _DECODE and b + _AHEAD < active and load_i64(positions, b + _AHEAD) > 0:
+            ahead, position = load_i64(rows, b + _AHEAD), load_i64(positions, b + _AHEAD) - 1
+            ahead = load_i32(table, ahead * row_len + position)
+            prefetch(load_i64(state, _HEAD) + ahead * _ROW_BYTES)
+            prefetch(load_i64(state, _TAIL) + ahead * _ROW_BYTES)
         seed = -1
         if prefix > 0:
             seed = load_i32(table, row * row_len + prefix - 1)
-        _write_rows(state, columns, token, extend, seed)
-        token_entries += _learn_row(state, row, prefix, event)
         req = load_i64(req_of, load_i32(reqs, b))
         facts = requests + req * _FIELDS * 8
+        code = load_i64(facts, _CODE)
+        write_row(state, columns, token, extend, seed, code, step, event, b)
+        token_entries += learn_reads(state, row, prefix, event)
+        learn_writes(state, row, prefix, locs + (token - first_token) * 8, load_i64(sure, row))
         store_i64(facts, _TABLE_ROW, row)
         if load_i64(facts, _SEEN) == 0:
             store_i64(facts, _SEEN, 1)
             _list(state, _NEW_REQUESTS, _NEW_COUNT, req)
         if has_ledger:
-            store_i64(load_i64(state, _LAST_STEPS), load_i64(facts, _CODE), step)
-            note_writes(state, columns, token, extend, load_i64(facts, _CODE), step, event, b)
+            store_i64(load_i64(state, _LAST_STEPS), code, step)
             if mode == _DECODE:
                 slot = load_i64(load_i64(columns, _C_LOCS), token)
                 store_i64(load_i64(state, _BATCH_SLOTS), b, slot)

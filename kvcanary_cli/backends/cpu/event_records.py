@@ -1,4 +1,4 @@
-"""Records of the ledger: all of one slot in one line of the cache, for NumPy and for kernels.
+"""Records by slot: what is kept of one slot in one line of the cache, for NumPy and for kernels.
 
 A kernel that follows a token touches most fields of its slot, which as arrays of their own would
 each cost a miss. NumPy sees every field as an array by slot; kernels get the address of the first
@@ -14,22 +14,25 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Bytes of a record, and what its address is a multiple of: a line of the cache.
+#: Bytes of a line of the cache, and of a record of the ledger.
 LINE = 64
+#: Bytes of a record of a lane.
+HALF_LINE = 32
 
 
-def _record(**fields: str) -> np.dtype[np.void]:
-    """A record of ``LINE`` bytes with ``fields`` (name to NumPy type), the largest first."""
+def _record(size: int, **fields: str) -> np.dtype[np.void]:
+    """A record of ``size`` bytes with ``fields`` (name to NumPy type), the largest first."""
     types = [np.dtype(kind) for kind in fields.values()]
     ends = np.cumsum([kind.itemsize for kind in types])
-    assert ends[-1] <= LINE
+    assert ends[-1] <= size
     offsets = [int(end) - kind.itemsize for end, kind in zip(ends, types, strict=True)]
     assert all(at % kind.itemsize == 0 for at, kind in zip(offsets, types, strict=True))
-    return np.dtype({"names": list(fields), "formats": types, "offsets": offsets, "itemsize": LINE})
+    return np.dtype({"names": list(fields), "formats": types, "offsets": offsets, "itemsize": size})
 
 
 #: ``attribution.ledger.Ownership``.
 OWNERSHIP = _record(
+    LINE,
     since="i8",
     alloc_event="i8",
     free_event="i8",
@@ -47,6 +50,7 @@ OWNERSHIP = _record(
 
 #: ``attribution.ledger.Writes``.
 WRITES = _record(
+    LINE,
     event="i8",
     before_event="i8",
     moved_event="i8",
@@ -62,6 +66,10 @@ WRITES = _record(
     foreign="?",
 )
 
+#: ``replay.lanes.Lane`` and ``replay.known.Known``; ``stamp`` is the kernel's own: number of the
+#: event that last wrote the slot, gave it out, or tried to.
+LANE = _record(HALF_LINE, mapper="i8", stamp="i8", refs="i4", written_at="i4")
+
 
 def place(record: np.dtype[np.void], name: str) -> int:
     """Number of a field in its record, counted in items of its own size, as kernels load it."""
@@ -71,7 +79,12 @@ def place(record: np.dtype[np.void], name: str) -> int:
 
 
 def make_records(count: int, record: np.dtype[np.void]) -> NDArray[Any]:
-    """[count] records of zero bytes, each in one line of the cache."""
-    memory = np.zeros((count + 1) * LINE, dtype=np.uint8)
+    """[count] records of zero bytes, none of which crosses a line of the cache."""
+    return aligned_zeros(count * record.itemsize).view(record)
+
+
+def aligned_zeros(size: int) -> NDArray[np.uint8]:
+    """[size] bytes that begin with a line of the cache."""
+    memory = np.zeros(size + LINE, dtype=np.uint8)
     skipped = -memory.ctypes.data % LINE
-    return memory[skipped : skipped + count * LINE].view(record)
+    return memory[skipped : skipped + size]

@@ -15,17 +15,15 @@ class State(IntEnum):
     TABLE = auto()  # [rows, row_len] int32
     ROWS = auto()
     ROW_LEN = auto()
-    ROW_STAMPS = auto()  # [rows], like STAMPS
+    ROW_STAMPS = auto()  # [rows] number of the forward that last ran it or tried to
+    SURE = auto()  # [rows] of its tokens, how many need no look when they are read
     HEAD = auto()  # [slots] canary rows of 32 bytes
     TAIL = auto()
     SLOTS = auto()
-    STAMPS = auto()  # [slots], number of the forward that last wrote it or tried to
+    RECORDS = auto()  # [slots] ``LANE`` records, as in ``event_records``
     STAMP = auto()
-    WRITTEN_AT = auto()  # [slots] int32
     SERIAL = auto()
     # replay.known
-    REFS = auto()  # [slots] int32
-    MAPPER = auto()
     CHECKED = auto()
     TOKENS_KNOWN = auto()
     LIMITS = auto()
@@ -58,8 +56,8 @@ class State(IntEnum):
     NEW_ROOM = auto()
     # The ledger; without one HAS_LEDGER is 0 and the rest is not read.
     HAS_LEDGER = auto()
-    OWNERSHIP = auto()  # [slots] records, as in ``event_records``
-    WRITES = auto()  # [slots] records
+    OWNERSHIP = auto()  # [slots] ``OWNERSHIP`` records
+    WRITES = auto()  # [slots] ``WRITES`` records
     LEDGER_TENANTS = auto()  # [rows] code of who runs there, -2 = the ledger has no such row
     MAP_HEADS = auto()  # [rows] newest node of each row, -1 = none
     BATCH_SLOTS = auto()  # [rows] slot that a batch row last decoded into

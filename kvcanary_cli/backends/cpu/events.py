@@ -9,19 +9,22 @@ from __future__ import annotations
 
 from kvcanary_cli.backends.cpu.event_forward import take_forward
 from kvcanary_cli.backends.cpu.event_known import forget_row, forget_slot
-from kvcanary_cli.backends.cpu.event_records import LINE, OWNERSHIP, place
+from kvcanary_cli.backends.cpu.event_records import HALF_LINE, LANE, LINE, OWNERSHIP, place
 from kvcanary_cli.backends.cpu.event_state import Columns, Kind, Request, State, Stop
-from kvcanary_cli.backends.cpu.jit import helper, kernel
+from kvcanary_cli.backends.cpu.jit import helper, inlined, kernel
 from kvcanary_cli.backends.cpu.memory import (
     load_i32,
     load_i64,
     load_u8,
+    prefetch,
     store_i32,
     store_i64,
     store_u8,
 )
 
 _FREE, _UNKNOWN = 1, 0
+# Slots of one event, and events, that are asked for before their turn.
+_AHEAD, _EVENTS_AHEAD = 16, 8
 _NEVER = -(1 << 63)
 
 _FIELDS = len(Request)
@@ -48,9 +51,8 @@ _C_HISTORY_OFFSETS, _C_HISTORY_IDS = int(Columns.HISTORY_OFFSETS), int(Columns.H
 _TABLE, _ROWS, _ROW_LEN, _SLOTS = (
     int(cell) for cell in (State.TABLE, State.ROWS, State.ROW_LEN, State.SLOTS)
 )
-_STAMPS, _STAMP, _REFS, _CHECKED = (
-    int(cell) for cell in (State.STAMPS, State.STAMP, State.REFS, State.CHECKED)
-)
+_RECORDS, _STAMP, _CHECKED = int(State.RECORDS), int(State.STAMP), int(State.CHECKED)
+_SLOT_STAMP, _REFS = place(LANE, "stamp"), place(LANE, "refs")
 _POOL, _POOL_WIDTH, _REQUESTS = int(State.POOL), int(State.POOL_WIDTH), int(State.REQUESTS)
 _HAS_LEDGER, _OWNERSHIP = int(State.HAS_LEDGER), int(State.OWNERSHIP)
 _OWNER, _LAST_OWNER = place(OWNERSHIP, "owner"), place(OWNERSHIP, "last_owner")
@@ -88,19 +90,24 @@ def _take_alloc(state, columns, at, event, out):  # type: ignore[no-untyped-def]
     offsets = load_i64(columns, _C_ALLOC_OFFSETS)
     slots = load_i64(columns, _C_ALLOC_SLOTS)
     first, stop = load_i64(offsets, at), load_i64(offsets, at + 1)
-    owners, refs = load_i64(state, _OWNERSHIP), load_i64(state, _REFS)
-    stamps, stamp = load_i64(state, _STAMPS), load_i64(state, _STAMP) + 1
+    owners, records = load_i64(state, _OWNERSHIP), load_i64(state, _RECORDS)
+    stamp = load_i64(state, _STAMP) + 1
     store_i64(state, _STAMP, stamp)
     for k in range(first, stop):
+        if k + _AHEAD < stop:
+            ahead = load_i64(slots, k + _AHEAD)
+            prefetch(owners + ahead * LINE)
+            prefetch(records + ahead * HALF_LINE)
         slot = load_i64(slots, k)
         line = owners + slot * LINE
         held = load_i32(line, _OWNER)
         if (held != _UNKNOWN and held != _FREE) or load_i64(line, _BAD_EVENT) != _NEVER:
             return _GENERAL
-        if load_i64(stamps, slot) == stamp:
+        record = records + slot * HALF_LINE
+        if load_i64(record, _SLOT_STAMP) == stamp:
             return _GENERAL
-        store_i64(stamps, slot, stamp)
-        if load_i32(refs, slot) != 0 and not forget_slot(state, slot):
+        store_i64(record, _SLOT_STAMP, stamp)
+        if load_i32(record, _REFS) != 0 and not forget_slot(state, slot):
             return _GENERAL
     store_i64(load_i64(state, _LAST_ALLOCS), code, event)
     for k in range(first, stop):
@@ -216,6 +223,29 @@ def _take_history(state, columns, at):  # type: ignore[no-untyped-def]
     return _END
 
 
+@inlined
+def _ask_for(state, columns, kind, at):  # type: ignore[no-untyped-def]
+    """Ask for the lines that an event will touch first."""
+    if kind == _ALLOC:
+        offsets = load_i64(columns, _C_ALLOC_OFFSETS)
+        first = load_i64(offsets, at)
+        if load_i64(state, _HAS_LEDGER) != 0 and first < load_i64(offsets, at + 1):
+            slot = load_i64(load_i64(columns, _C_ALLOC_SLOTS), first)
+            prefetch(load_i64(state, _OWNERSHIP) + slot * LINE)
+            prefetch(load_i64(state, _RECORDS) + slot * HALF_LINE)
+    elif kind == _MAP:
+        row = load_i64(load_i64(columns, _C_MAP_ROW), at)
+        start = load_i64(load_i64(columns, _C_MAP_START), at)
+        prefetch(load_i64(state, _TABLE) + (row * load_i64(state, _ROW_LEN) + start) * 4)
+    elif kind == _HISTORY:
+        string = load_i32(load_i64(columns, _C_HISTORY_REQ), at)
+        req = load_i64(load_i64(columns, _C_REQ_OF), max(string, 0))
+        if load_i64(state, _POOL) != 0 and req >= 0:
+            row = load_i64(load_i64(state, _REQUESTS) + req * _FIELDS * 8, _HISTORY_ROW)
+            start = load_i64(load_i64(columns, _C_HISTORY_START), at)
+            prefetch(load_i64(state, _POOL) + (row * load_i64(state, _POOL_WIDTH) + start) * 8)
+
+
 @kernel
 def take_events(state, columns, k, stop, out):  # type: ignore[no-untyped-def]
     """Take the events [k, stop) as far as they are ordinary.
@@ -234,6 +264,8 @@ def take_events(state, columns, k, stop, out):  # type: ignore[no-untyped-def]
     while k < stop:
         kind = load_u8(kinds, k)
         at = load_i32(rows, k)
+        if k + _EVENTS_AHEAD < stop and load_u8(kinds, k + _EVENTS_AHEAD) == kind:
+            _ask_for(state, columns, kind, load_i32(rows, k + _EVENTS_AHEAD))
         why = _GENERAL
         if kind == _ALLOC:
             why = _take_alloc(state, columns, at, load_i64(index, k), out)

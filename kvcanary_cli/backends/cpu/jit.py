@@ -20,6 +20,11 @@ def helper(function: Callable[..., Any]) -> Any:
     return numba.njit(nogil=True)(function)
 
 
+def inlined(function: Callable[..., Any]) -> Any:
+    """A helper that is called from one place, or so often that the call itself would count."""
+    return numba.njit(nogil=True, forceinline=True)(function)
+
+
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile a function that Python calls with int arguments only, and keep it on disk.
 

@@ -2,21 +2,27 @@
 
 A row's leading cells, up to ``checked[row]``, are *known*: their verdict cannot differ from the
 one last found. ``refs[slot]`` counts the known cells that hold a slot, ``mapper[slot]`` is the
-newest of them (row * row_len + position). All arguments are addresses and sizes; ``refs`` is
-int32, the table int32, everything else int64.
+newest of them (row * row_len + position); both are fields of the lane's ``records``. All arguments
+are addresses and sizes; the table is int32, everything else int64.
 """
 
 from __future__ import annotations
 
+from kvcanary_cli.backends.cpu.event_records import HALF_LINE, LANE, place
 from kvcanary_cli.backends.cpu.jit import helper, kernel
 from kvcanary_cli.backends.cpu.memory import (
     load_i32,
     load_i64,
     load_u8,
+    prefetch,
     store_i32,
     store_i64,
     store_u8,
 )
+
+_REFS, _MAPPER = place(LANE, "refs"), place(LANE, "mapper")
+# Cells that a slot is asked for before its turn.
+_AHEAD = 12
 
 
 @helper
@@ -33,7 +39,7 @@ def forget_cells(  # type: ignore[no-untyped-def]
     start,
     table,
     row_len,
-    refs,
+    records,
     checked,
     tokens_known,
     limits,
@@ -46,24 +52,33 @@ def forget_cells(  # type: ignore[no-untyped-def]
 ):
     """Cells of ``row`` from ``start`` on are not known any more."""
     stop = load_i64(checked, row)
+    if start >= stop:
+        return
     limit = load_i64(limits, row)
     read, read_stop = load_i64(row_read, row), load_i64(read_len, row)
+    line = table + row * row_len * 4
     dropped = 0
     for position in range(start, stop):
-        slot = load_i32(table, row * row_len + position)
+        ahead = load_i32(line, min(position + _AHEAD, stop - 1))
+        prefetch(records + ahead * HALF_LINE)
+        prefetch(read_events + ahead * 8)
+        slot = load_i32(line, position)
         if slot > 0:
-            store_i32(refs, slot, load_i32(refs, slot) - 1)
+            record = records + slot * HALF_LINE
+            store_i32(record, _REFS, load_i32(record, _REFS) - 1)
             if read_events != 0 and position < read_stop:
                 store_i64(read_events, slot, max(load_i64(read_events, slot), read))
-        if expected_token(pool, pool_width, row, limit, position + token_offset) != -1:
+        if (
+            start > 0
+            and expected_token(pool, pool_width, row, limit, position + token_offset) != -1
+        ):
             dropped += 1
-    if start < stop:
-        # The pool's row may be another request's by now; then nothing of it is left.
-        if start == 0:
-            dropped = load_i64(tokens_known, row)
-        store_i64(tokens_known, row, load_i64(tokens_known, row) - dropped)
-        store_i64(checked, row, start)
-        store_i64(read_len, row, min(read_stop, start))
+    # The pool's row may be another request's by now; then nothing of it is left.
+    if start == 0:
+        dropped = load_i64(tokens_known, row)
+    store_i64(tokens_known, row, load_i64(tokens_known, row) - dropped)
+    store_i64(checked, row, start)
+    store_i64(read_len, row, min(read_stop, start))
 
 
 @kernel
@@ -72,7 +87,7 @@ def forget_from(  # type: ignore[no-untyped-def]
     start,
     table,
     row_len,
-    refs,
+    records,
     checked,
     tokens_known,
     limits,
@@ -95,7 +110,7 @@ def forget_from(  # type: ignore[no-untyped-def]
         start,
         table,
         row_len,
-        refs,
+        records,
         checked,
         tokens_known,
         limits,
@@ -115,11 +130,10 @@ def forget_slots(  # type: ignore[no-untyped-def]
     slots,
     num_slots,
     num_rows,
-    mapper,
     marks,
     table,
     row_len,
-    refs,
+    records,
     checked,
     tokens_known,
     limits,
@@ -144,11 +158,11 @@ def forget_slots(  # type: ignore[no-untyped-def]
         slot = load_i64(slots, k)
         if slot <= 0 or slot >= num_slots:
             continue
-        held = load_i32(refs, slot)
+        held = load_i32(records + slot * HALF_LINE, _REFS)
         if held == 0:
             continue
         found += 1
-        cell = load_i64(mapper, slot)
+        cell = load_i64(records + slot * HALF_LINE, _MAPPER)
         row = cell // row_len
         position = cell - row * row_len
         is_newest = position < load_i64(checked, row) and load_i32(table, cell) == slot
@@ -158,7 +172,7 @@ def forget_slots(  # type: ignore[no-untyped-def]
                 position,
                 table,
                 row_len,
-                refs,
+                records,
                 checked,
                 tokens_known,
                 limits,
@@ -184,7 +198,7 @@ def forget_slots(  # type: ignore[no-untyped-def]
                     0,
                     table,
                     row_len,
-                    refs,
+                    records,
                     checked,
                     tokens_known,
                     limits,
@@ -293,8 +307,7 @@ def learn(  # type: ignore[no-untyped-def]
     tokens,
     positions,
     row_len,
-    mapper,
-    refs,
+    records,
     checked,
     tokens_known,
 ):
@@ -311,8 +324,9 @@ def learn(  # type: ignore[no-untyped-def]
             continue
         slot = load_i64(slots, n)
         if slot > 0:
-            store_i32(refs, slot, load_i32(refs, slot) + 1)
-            store_i64(mapper, slot, row * row_len + position)
+            line = records + slot * HALF_LINE
+            store_i32(line, _REFS, load_i32(line, _REFS) + 1)
+            store_i64(line, _MAPPER, row * row_len + position)
         if load_i64(tokens, n) != -1:
             store_i64(tokens_known, row, load_i64(tokens_known, row) + 1)
         store_i64(checked, row, position + 1)

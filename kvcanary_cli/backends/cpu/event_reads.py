@@ -1,0 +1,142 @@
+"""Helper of the event kernel: the cells that a row reads and that are not known yet."""
+
+from __future__ import annotations
+
+from kvcanary_cli.backends.cpu.event_records import (
+    HALF_LINE,
+    LANE,
+    LINE,
+    OWNERSHIP,
+    WRITES,
+    place,
+)
+from kvcanary_cli.backends.cpu.event_state import State
+from kvcanary_cli.backends.cpu.hashes import as_int64, slot_hash
+from kvcanary_cli.backends.cpu.jit import inlined
+from kvcanary_cli.backends.cpu.known import expected_token
+from kvcanary_cli.backends.cpu.memory import load_i32, load_i64, load_u8, prefetch
+
+_FREE, _TREE, _UNKNOWN = 1, 2, 0
+_NEVER = -(1 << 63)
+_ROW_BYTES = 32
+# Cells of a row that are asked for before their turn.
+_AHEAD = 12
+
+_TABLE, _ROW_LEN, _LIMITS = int(State.TABLE), int(State.ROW_LEN), int(State.LIMITS)
+_HEAD, _TAIL, _SLOTS, _RECORDS = (
+    int(cell) for cell in (State.HEAD, State.TAIL, State.SLOTS, State.RECORDS)
+)
+_POOL, _POOL_WIDTH = int(State.POOL), int(State.POOL_WIDTH)
+_HAS_LEDGER, _OWNERSHIP, _WRITES = (
+    int(cell) for cell in (State.HAS_LEDGER, State.OWNERSHIP, State.WRITES)
+)
+_STAMP = place(LANE, "stamp")
+_OWNER, _SHARED = place(OWNERSHIP, "owner"), place(OWNERSHIP, "shared")
+_ALLOC_EVENT = place(OWNERSHIP, "alloc_event")
+_WRITE_EVENT, _MOVED_EVENT = place(WRITES, "event"), place(WRITES, "moved_event")
+
+
+@inlined
+def ask_for_cell(state, row, position):  # type: ignore[no-untyped-def]
+    """Ask for the lines that checking the cell at ``position`` >= 0 of ``row`` will touch."""
+    head, tail = load_i64(state, _HEAD), load_i64(state, _TAIL)
+    cell = load_i64(state, _TABLE) + (row * load_i64(state, _ROW_LEN) + position) * 4
+    slot = load_i32(cell, 0)
+    prefetch(head + slot * _ROW_BYTES)
+    prefetch(tail + slot * _ROW_BYTES)
+    prefetch(load_i64(state, _RECORDS) + slot * HALF_LINE)
+    if load_i64(state, _HAS_LEDGER) != 0:
+        prefetch(load_i64(state, _OWNERSHIP) + slot * LINE)
+        prefetch(load_i64(state, _WRITES) + slot * LINE)
+    if position > 0:
+        prev = load_i32(cell, -1)
+        prefetch(head + prev * _ROW_BYTES)
+        prefetch(tail + prev * _ROW_BYTES)
+
+
+@inlined
+def _reads_well(owned, written, reader):  # type: ignore[no-untyped-def]
+    """Whether ``reader`` may read a slot, and its content is newer than the slot.
+
+    Args:
+        owned, written: Its records.
+    """
+    owner = load_i32(owned, _OWNER)
+    if owner == _FREE:
+        return False
+    if owner > _TREE and owner != reader and load_u8(owned, _SHARED) == 0:
+        return False
+    allocated = load_i64(owned, _ALLOC_EVENT)
+    if allocated != _NEVER and owner != _UNKNOWN:
+        return max(load_i64(written, _WRITE_EVENT), load_i64(written, _MOVED_EVENT)) >= allocated
+    return True
+
+
+@inlined
+def _is_right(row, position, token, wanted_hash):  # type: ignore[no-untyped-def]
+    """Whether a canary row at address ``row`` without fingerprint is what is wanted."""
+    wrong = load_i64(row, 1) ^ position
+    wrong |= load_i64(row, 2) ^ wanted_hash
+    wrong |= load_i64(row, 3)
+    if token != -1:
+        wrong |= load_i64(row, 0) ^ token
+    return wrong == 0
+
+
+@inlined
+def _follow_same(head, tail):  # type: ignore[no-untyped-def]
+    """Whether two canary rows hash to the same, as they do unless something went wrong."""
+    differs = load_i64(head, 0) ^ load_i64(tail, 0)
+    differs |= load_i64(head, 1) ^ load_i64(tail, 1)
+    differs |= load_i64(head, 2) ^ load_i64(tail, 2)
+    return differs == 0
+
+
+@inlined
+def cells_are_right(state, row, start, stop, reader, stamp):  # type: ignore[no-untyped-def]
+    """Whether cells [start, stop) of ``row`` verify, and ``reader`` may read them.
+
+    A known cell is not written by this forward: that would have taken the knowledge.
+    """
+    if start >= stop:
+        return True
+    num_slots = load_i64(state, _SLOTS)
+    heads, tails = load_i64(state, _HEAD), load_i64(state, _TAIL)
+    records = load_i64(state, _RECORDS)
+    pool, width = load_i64(state, _POOL), load_i64(state, _POOL_WIDTH)
+    limit = load_i64(load_i64(state, _LIMITS), row)
+    has_ledger = load_i64(state, _HAS_LEDGER) != 0
+    ownership, writes = load_i64(state, _OWNERSHIP), load_i64(state, _WRITES)
+    line = load_i64(state, _TABLE) + row * load_i64(state, _ROW_LEN) * 4
+    prev = -1
+    if start > 0:
+        prev = load_i32(line, start - 1)
+        if prev <= 0 or prev >= num_slots:
+            return False
+    for position in range(start, stop):
+        if position + _AHEAD < stop:
+            ahead = load_i32(line, position + _AHEAD)
+            prefetch(heads + ahead * _ROW_BYTES)
+            prefetch(tails + ahead * _ROW_BYTES)
+            prefetch(records + ahead * HALF_LINE)
+            if has_ledger:
+                prefetch(ownership + ahead * LINE)
+                prefetch(writes + ahead * LINE)
+        slot = load_i32(line, position)
+        if slot <= 0 or slot >= num_slots:
+            return False
+        if load_i64(records + slot * HALF_LINE, _STAMP) == stamp:
+            return False
+        token = expected_token(pool, width, row, limit, position)
+        head, tail = heads + prev * _ROW_BYTES, tails + prev * _ROW_BYTES
+        wanted = as_int64(slot_hash(head, prev < 0))
+        if not _is_right(heads + slot * _ROW_BYTES, position, token, wanted):
+            return False
+        if prev >= 0 and not _follow_same(head, tail):
+            wanted = as_int64(slot_hash(tail, False))
+        if not _is_right(tails + slot * _ROW_BYTES, position, token, wanted):
+            return False
+        if has_ledger and not _reads_well(ownership + slot * LINE, writes + slot * LINE, reader):
+            return False
+        prev = slot
+    return True
