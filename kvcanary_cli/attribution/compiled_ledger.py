@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvcanary_cli.attribution.diagnoser import Diagnoser
+    from kvcanary_cli.attribution.row_table import RowTable
     from kvcanary_cli.trace.segment import Segment
 
     Ints = NDArray[np.int64]
@@ -93,8 +94,19 @@ class CompiledLedger:
         self._follower.context.row(row).run(self._follower.names.code(req), event)
 
     def make_room(self) -> None:
-        table = self._follower.context.table
-        table.grow(len(table.events))
+        self._follower.context.table.make_room(_drop_covered)
 
     def applied_to(self, segment: Segment) -> int:
         return self._follower.applied_to(segment)
+
+
+def _drop_covered(table: RowTable) -> int:
+    """``RowTable.drop_covered``, compiled."""
+    from kvcanary_cli.backends.cpu.map_events import drop_covered
+
+    width = int(table.cells[:, 1].max(initial=0))
+    seen, out = np.zeros(width + 1, dtype=np.uint8), np.array([table.free, 0])
+    arrays = (table.heads, table.cells, seen, out)
+    drop_covered(len(table.heads), *(array.ctypes.data for array in arrays))
+    table.free = int(out[0])
+    return int(out[1])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -18,6 +18,8 @@ NO_ROW = -2
 #: No node of a list follows.
 END = -1
 _START, _STOP, _OWNER, _NEXT = range(4)
+#: Fewer nodes are not worth looking through.
+_MANY = 1 << 14
 
 
 class RowTable:
@@ -46,6 +48,48 @@ class RowTable:
             self.tenants = np.append(self.tenants, np.full(more, NO_ROW, dtype=np.int64))
             self.heads = np.append(self.heads, np.full(more, END, dtype=np.int64))
 
+    def make_room(self, drop_covered: Callable[[RowTable], int] | None = None) -> None:
+        """Have a free node when there is none.
+
+        Each cell is mapped anew in every request that a row serves, one by one, so without this the
+        lists would be as long as the trace.
+
+        Args:
+            drop_covered: Does what ``drop_covered`` does, faster.
+        """
+        dropped = 0
+        if len(self.events) >= _MANY:
+            dropped = drop_covered(self) if drop_covered else self.drop_covered()
+        if 2 * dropped < len(self.events):
+            self.grow(len(self.events))
+
+    def drop_covered(self) -> int:
+        """Drop the map events that newer ones cover wholly, together; how many."""
+        dropped = 0
+        for row in np.flatnonzero(self.heads != END).tolist():
+            seen: set[int] = set()
+            last = END
+            node = int(self.heads[row])
+            while node != END:
+                start, stop, _owner, below = self.cells[node].tolist()
+                if seen.issuperset(range(start, stop)):
+                    self.cells[node, _NEXT], self.free = self.free, node
+                    dropped += 1
+                else:
+                    seen.update(range(start, stop))
+                    self._link(row, last, node)
+                    last = node
+                node = below
+            self._link(row, last, END)
+        return dropped
+
+    def _link(self, row: int, last: int, node: int) -> None:
+        """Let ``node`` follow ``last`` in the row's list, or begin it."""
+        if last == END:
+            self.heads[row] = node
+        else:
+            self.cells[last, _NEXT] = node
+
     def grow(self, count: int) -> None:
         """Add ``count`` free nodes."""
         first = len(self.events)
@@ -63,8 +107,10 @@ class RowTable:
             cells[node, _NEXT] = self.free
             self.free, node = node, below
         if self.free == END:
-            self.grow(len(self.events))
-            cells = self.cells
+            # The list's own beginning first: what is dropped or kept depends on it.
+            self.heads[row] = node
+            self.make_room()
+            cells, node = self.cells, int(self.heads[row])
         new, self.free = self.free, int(cells[self.free, _NEXT])
         self.events[new], cells[new], self.heads[row] = event, (start, stop, owner, node), new
 
