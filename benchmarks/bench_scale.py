@@ -97,7 +97,8 @@ class Scale:
         scale_traces.decode_heavy(
             idle, tokens=20_000, slots=4000, batch=4, prefill=32, decode=16, shared=8
         )
-        replay(idle)  # fills the compile cache
+        for _ in range(2):
+            replay(idle)  # fills the compile cache
         #: A replay of next to nothing: the interpreter, its imports and its compiled code.
         self.start = replay(idle)
 
@@ -160,7 +161,8 @@ class Scale:
         recorded = [_recorded(path) for path in paths]
         costs = [replay_s(path) / n for path, n in zip(paths, recorded, strict=True)]
         floor, floor_tokens = floor_seconds(paths[0])
-        whole = recorded[1] / replay(paths[1]).wall_s
+        run = replay(paths[1])
+        beyond_s = max(run.cpu_s - self.start.cpu_s, 1e-3)
         floor_ns = 1e9 * floor / floor_tokens
         return [
             Figure(
@@ -177,12 +179,18 @@ class Scale:
                 f"{floor_ns:,.0f} ns",
                 1e9 * costs[1] / floor_ns,
             ),
-            Figure(
-                f"{shape}, {recorded[1]:,} tokens, tokens a second by the clock, start included",
-                f"{whole:,.0f}",
-                "target on a quiet machine",
-                f"{TARGETS[shape]:,}",
-                whole / TARGETS[shape],
+            *(
+                Figure(
+                    f"{shape}, {recorded[1]:,} tokens, tokens a second {how}",
+                    f"{recorded[1] / seconds:,.0f}",
+                    "target by the clock of a quiet machine",
+                    f"{TARGETS[shape]:,}",
+                    recorded[1] / seconds / TARGETS[shape],
+                )
+                for how, seconds in (
+                    ("by the clock, start included", run.wall_s),
+                    ("of CPU, beyond an idle replay's", beyond_s),
+                )
             ),
         ]
 
