@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LOCAL_HEADER_BYTES = 30
 LOCAL_HEADER_MAGIC = b"PK\x03\x04"
 AGAIN = "copy the file again from where it was recorded"
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 4 << 20
 #: Below this, threads cost more than they save.
 _THREADED_BYTES = 16 << 20
 _MAX_THREADS = 4

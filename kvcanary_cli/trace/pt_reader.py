@@ -69,8 +69,9 @@ class StoredTrace:
         """
         cutter = self._cutter(compiled)
         start = read = 0
+        bounds = MAX_SEGMENT_EVENTS * cutter.scale, MAX_SEGMENT_VALUES * cutter.scale
         while start < len(self.kind):
-            segment, values = cutter.cut(MAX_SEGMENT_EVENTS, MAX_SEGMENT_VALUES)
+            segment, values = cutter.cut(*bounds)
             read += values
             if read >= _RELEASE_VALUES:
                 self.release()

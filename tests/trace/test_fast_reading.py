@@ -220,12 +220,14 @@ def test_a_torn_segment_is_noted_when_it_is_reached(
     assert not reader.notes.torn
 
 
-def test_digests(tmp_path: Path) -> None:
+def test_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [tmp_path / name for name in ("a", "b", "empty")]
     paths[0].write_bytes(b"x" * 3_000_000)
     paths[1].write_bytes(b"y")
     paths[2].write_bytes(b"")
     want = hashlib.sha256(b"head" + b"x" * 3_000_000 + b"y").hexdigest()
+    assert files_sha256([]) == files_sha256(paths[2:]) == hashlib.sha256().hexdigest()
+    monkeypatch.setattr("kvcanary_cli.trace.digest._CHUNK_BYTES", 1 << 20)
     assert files_sha256(paths, b"head") == want
     assert BackgroundDigest(paths, b"head").result() == want
     with pytest.raises(FileNotFoundError):
