@@ -3,6 +3,9 @@
 Compared are, in this order of a step: which requests ran, the lengths of their prefixes and of what
 they wrote, the tokens that were fed, and what their prefix matches hit. Tokens count only where the
 two traces hash them alike, and hits only while the two ranks' allocators went in step.
+
+That two ranks differ is a fact of their traces. Which of them is right is none, nor that the first
+event they did not see alike is why: no finding here is ``certain``.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvcanary_cli.attribution.classes import remedy
-from kvcanary_cli.attribution.result import PROBABLE, Culprit, Finding, RuledOut
+from kvcanary_cli.attribution.result import POSSIBLE, PROBABLE, Culprit, Finding, RuledOut
 
 if TYPE_CHECKING:
     from array import array
@@ -216,12 +219,12 @@ def _divergence(a: RankRecord, b: RankRecord, first: _Difference) -> Finding:
     req = a.names.get(first.req) or b.names[first.req]
     cause = _first_difference(a, b, first.until_a, first.until_b)
     rank, event, told = cause if cause is not None else (None, None, None)
-    evidence = [first.told]
-    if told is not None:
-        evidence.append(told)
-    lost = a.lost or b.lost
-    if lost:
-        evidence.append("events were lost in recording: the difference may lie in a gap")
+    evidence = [
+        first.told,
+        "nothing that was recorded before it differs" if told is None else told,
+        "which of the two ranks is right, their traces do not show",
+    ]
+    doubts = _doubts(a, b, first.subtype)
     details: dict[str, int | str] = {} if rank is None else {"rank": rank}
     return Finding(
         id="F1",
@@ -234,12 +237,29 @@ def _divergence(a: RankRecord, b: RankRecord, first: _Difference) -> Finding:
         positions=None,
         culprit=Culprit(req=None, step=None, event=event, details=details),
         ruled_out=[RuledOut("stale_mapping", "each rank is consistent in itself")],
-        confidence=PROBABLE if lost or event is None else "certain",
-        evidence=evidence,
+        confidence=POSSIBLE if doubts or event is None else PROBABLE,
+        evidence=[*evidence, *doubts],
         remedy=remedy("rank_divergence", first.subtype),
         blast_radius={req: None},
         cause_rank=rank,
     )
+
+
+def _doubts(a: RankRecord, b: RankRecord, subtype: str) -> list[str]:
+    """Why the two ranks may differ and both be right."""
+    doubts = []
+    if a.lost or b.lost:
+        doubts.append("events were lost in recording: the difference may lie in a gap")
+    there = dict(b.place)
+    axes = {name for name, n in a.place if there.get(name, n) != n}
+    if "pp" in axes and subtype == "fed_tokens":
+        doubts.append(
+            "they are stages of one pipeline: a stage behind the first takes hidden states, and "
+            "what stands for its tokens may not be them"
+        )
+    for name in sorted(axes - {"tp", "pp"}):
+        doubts.append(f"they differ on the axis {name}, on which ranks may share out the work")
+    return doubts
 
 
 def _first_difference(

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from kvcanary_cli.attribution.rank_compare import diverging_pairs
+from kvcanary_cli.attribution.result import POSSIBLE
 from kvcanary_cli.attribution.runs import Candidate, find_runs
 from kvcanary_cli.replay.result import Verdict
 
@@ -81,6 +82,7 @@ class Report:
                 finding.rank = finding.cause_rank
                 if finding.rank is None:
                     finding.rank = traces[run[b]].rank.number
+                _tell_own_faults(finding, (traces[run[a]], traces[run[b]]))
                 pairs.append(((run[a], run[b]), finding))
         traces = _seeing_ranks(traces, runs.runs)
         report = cls(
@@ -120,6 +122,26 @@ class Report:
         if verdicts == {Verdict.CLEAN} and not self.failed:
             return Verdict.CLEAN
         return Verdict.NOT_CHECKED
+
+
+def _tell_own_faults(divergence: Finding, ranks: Sequence[Diagnosis]) -> None:
+    """Say it where a rank had a fault of its own by then: the other one is not to agree with it."""
+    until = divergence.first_bad_step
+    for diagnosis in ranks:
+        faults = [f for f in diagnosis.findings if f.first_bad_step is not None]
+        first = min(faults, key=_first_bad_step, default=None)
+        if first is None or until is None or _first_bad_step(first) > until:
+            continue
+        divergence.ruled_out = []
+        divergence.confidence = POSSIBLE
+        divergence.evidence.append(
+            f"rank {diagnosis.rank.number} has a finding of its own by then: {first.cls} "
+            f"({first.subtype}) at step {first.first_bad_step}; the ranks may differ for that"
+        )
+
+
+def _first_bad_step(finding: Finding) -> int:
+    return finding.first_bad_step or 0
 
 
 def _seeing_ranks(

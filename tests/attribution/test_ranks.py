@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvcanary_cli.attribution.rank_compare import diverging_pairs
 from kvcanary_cli.attribution.report import Report
 from kvcanary_cli.report.finding_summary import summary_line
 from tests.attribution.events import extend, rank_head
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvcanary_cli.attribution.diagnose import Diagnosis
+    from kvcanary_cli.attribution.result import Finding
 
 Event = dict[str, Any]
 
@@ -102,6 +104,95 @@ def test_a_match_of_another_entry_is_told_with_both_events() -> None:
     assert "only rank" not in told
     assert "named other slots on rank 1 (event 13) than on rank 0 (event 13)" in told
     assert summary_line(finding).endswith(" rank=1")
+
+
+def _other_prefix(events: list[Event]) -> None:
+    """D's hit is a position shorter: rank 1 computes it again, in a slot of its own."""
+    match = next(e for e in events if e["kind"] == "match")
+    match["slots"] = match["slots"][:1]
+    alloc, cells, forward = events[-3:]
+    alloc["slots"] = [6, 7]
+    cells["slots"] = [1, 6, 7]
+    forward |= extend(3, "D", 3, 1, [12, 13], [6, 7])
+
+
+def _told(finding: Finding) -> str:
+    return " ".join(finding.evidence)
+
+
+@pytest.mark.parametrize("change", [_other_token, _other_request, _other_prefix, None])
+def test_that_ranks_differ_does_not_tell_which_is_right(
+    change: Callable[[list[Event]], None] | None,
+) -> None:
+    events = _run() if change else _run("P2", (3, 4))
+    if change is not None:
+        change(events)
+    (finding,) = _report(events).divergences
+    assert finding.confidence == ("possible" if finding.cause_event is None else "probable")
+    assert ("nothing that was recorded before it" in _told(finding)) == (
+        finding.cause_event is None
+    )
+    assert "which of the two ranks is right, their traces do not show" in finding.evidence
+    assert finding.culprit.req is None
+
+
+@pytest.mark.parametrize(
+    ("axis", "change", "weak"),
+    [
+        ("tp", _other_prefix, False),
+        ("pp", _other_prefix, False),
+        ("pp", _other_token, True),
+        ("cp", _other_prefix, True),
+        ("cp", _other_token, True),
+    ],
+)
+def test_ranks_that_may_differ_are_doubted(
+    axis: str, change: Callable[[list[Event]], None], weak: bool
+) -> None:
+    heads = [rank_head(0), rank_head(0)]
+    for k, head in enumerate(heads):
+        head["rank"] = head["rank"] | {"tp": 0, axis: k, f"{axis}_size": 2}
+    events = _run()
+    change(events)
+    traces = [diagnose(head, each) for head, each in zip(heads, (_run(), events), strict=True)]
+    ((_pair, finding),) = diverging_pairs([trace.rank for trace in traces])
+    told = "stages of one pipeline" in _told(finding) or f"the axis {axis}" in _told(finding)
+    assert told is weak
+    assert finding.confidence == ("possible" if weak or finding.cause_event is None else "probable")
+
+
+def test_replicas_are_not_compared() -> None:
+    events = _run()
+    _other_prefix(events)
+    head = rank_head(0)
+    head["rank"] = head["rank"] | {"dp": 1, "dp_size": 2}
+    first = rank_head(0)
+    first["rank"] = first["rank"] | {"dp_size": 2}
+    traces = [diagnose(first, _run()), diagnose(head, events)]
+    assert Report.of(traces).divergences == ()
+
+
+def test_lost_events_leave_a_difference_possible() -> None:
+    events = _run()
+    _other_prefix(events)
+    kept = [e for e in events if e["i"] != 6]
+    traces = [diagnose(rank_head(0), _run()), diagnose(rank_head(1), kept)]
+    (finding,) = Report.of(traces).divergences
+    assert finding.confidence == "possible"
+    assert "may lie in a gap" in _told(finding)
+
+
+def test_a_rank_with_a_fault_of_its_own_is_named_for_it() -> None:
+    """Its other one is not to agree with it, and neither is called consistent."""
+    events = _run()
+    events[-1]["input_ids"] = [99]
+    traces = [diagnose(rank_head(0), _run()), diagnose(rank_head(1), events)]
+    report = Report.of(traces)
+    assert [f.cls for f in traces[1].findings] == ["wrong_token_fed"]
+    (finding,) = report.divergences
+    assert (finding.subtype, finding.confidence) == ("fed_tokens", "possible")
+    assert "rank 1 has a finding of its own by then: wrong_token_fed" in _told(finding)
+    assert not any("consistent in itself" in r.because for r in finding.ruled_out)
 
 
 def test_slots_alone_may_differ() -> None:
