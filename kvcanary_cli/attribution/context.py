@@ -186,9 +186,10 @@ class Context:
     """Everything that is not slot by slot.
 
     ``adapters`` holds the version of each adapter that is loaded; ``cow_from``, by a forked slot,
-    the last fork that meant a copy of it and where to; ``recycled`` rows that were found to be
-    given away in flight, with that release; ``moved`` slots whose content was damaged before the
-    copy at that event brought it, with the cause.
+    the last fork that meant a copy of it and where to; ``unlisted`` entries of the prefix cache
+    that were published without their slots, with who did that, None = not told; ``recycled`` rows
+    that were found to be given away in flight, with that release; ``moved`` slots whose content
+    was damaged before the copy at that event brought it, with the cause.
     """
 
     table: RowTable = field(default_factory=RowTable)
@@ -203,6 +204,7 @@ class Context:
     transfers: dict[str, int] = field(default_factory=dict)
     windows: deque[Window] = field(default_factory=lambda: deque(maxlen=_WINDOWS))
     entries: dict[str, str] = field(default_factory=dict)
+    unlisted: dict[str, int | None] = field(default_factory=dict)
     matches: dict[int, deque[MatchFact]] = field(default_factory=dict)
     accepts: dict[int, AcceptFact] = field(default_factory=dict)
     puts: dict[int, deque[PutFact]] = field(default_factory=dict)

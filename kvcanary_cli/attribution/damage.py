@@ -28,6 +28,7 @@ class Damage:
         kv_only: Only the KV fingerprint differs, and with ``seam`` the chain value.
         seam: The slot's predecessor was replaced since.
         unmapped: The reader's row names no slot at ``position``.
+        mapped_slot: What the table names at ``position``; 0 = not known.
         step, event: Of the forward or sweep.
         forward: The forward, None in a sweep.
         true_position: Where the victim's row ends by its lengths: what is read from there on was
@@ -58,6 +59,7 @@ class Damage:
     full_writes: Writes | None = None
     seam: bool = False
     unmapped: bool = False
+    mapped_slot: int = 0
 
     def writer_event(self) -> int:
         """When the content was written, here or where it was moved from."""

@@ -15,14 +15,17 @@ from kvcanary_cli.attribution.book import ONE_STEP, FindingBook
 from kvcanary_cli.attribution.chunk_ends import is_chunk_end
 from kvcanary_cli.attribution.compiled_ledger import CompiledLedger
 from kvcanary_cli.attribution.consequences import fold_consequences
+from kvcanary_cli.attribution.copy_faults import CopyFaults
 from kvcanary_cli.attribution.damage import Cause, Damage
 from kvcanary_cli.attribution.follow import Follower
+from kvcanary_cli.attribution.late_cells import LateCells
 from kvcanary_cli.attribution.ledger import FREE, NOBODY, TREE
 from kvcanary_cli.attribution.moved_damage import MovedDamage
 from kvcanary_cli.attribution.namespaces import Namespaces
 from kvcanary_cli.attribution.own_frees import OwnFreeReads
 from kvcanary_cli.attribution.positions import check_positions
 from kvcanary_cli.attribution.ranks import RankRecord
+from kvcanary_cli.attribution.read_roots import ReadRoots
 from kvcanary_cli.attribution.rules import Classifier
 from kvcanary_cli.attribution.rules.index import CELL_NOT_MAPPED
 from kvcanary_cli.attribution.sidecars import Sidecars
@@ -74,6 +77,8 @@ class Diagnoser:
         self._races = TransferRaces(follower, self._snapshots)
         self._moved_damage = MovedDamage(follower, self._classifier.taken)
         self._own_frees = OwnFreeReads(follower, self._snapshots)
+        self._late_cells = LateCells(follower, self._snapshots)
+        self._copy_faults = CopyFaults(follower, self._classifier.copied)
         self._codes: NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._foreign: Ints = np.empty(0, dtype=np.int64)
         self._lanes: list[Ints] = []
@@ -103,6 +108,8 @@ class Diagnoser:
             self.record.event(segment, k, kind, row)
         self._transfer(segment, k, kind, row)
         self.follower.event(segment, k, kind, row)
+        if kind == "copy":
+            self._copy_faults.landed(int(segment.index[k]))
         self._snapshots.note_broken_rules()
 
     def _transfer(self, segment: Segment, k: int, kind: str, row: int) -> None:
@@ -139,6 +146,8 @@ class Diagnoser:
         read_slots, reader_rows = reads.slots, reads.batch_rows
         others = self._not_own_writes(forward, read_slots, reader_rows, written[0])
         broken = follower.reads(forward, read_slots[others], reader_rows[others], self._codes)
+        if broken.any():
+            self._late_cells.note(forward, reads, np.flatnonzero(others)[broken], self._codes)
         self._own_frees.note(forward, reads, self._codes)
         self._namespaces.check(forward, read_slots, reader_rows, self._codes, self.book.add)
         self._read_again(forward, reads, np.flatnonzero(others)[broken])
@@ -261,8 +270,10 @@ class Diagnoser:
             self.follower.leaks()
         self._races.explain(self.book)
         self.book.tell_awaited()
-        launches = self.follower.context.launches
-        explain_unread(self.follower.rules, self.book.findings, self.book.add, launches)
+        roots = ReadRoots(self.follower, self._late_cells)
+        explain_unread(
+            self.follower.rules, self.book.findings, self.book.add, roots, self._copy_faults
+        )
         self._own_frees.explain(self.book.findings, self.book.add)
         self._snapshots.take(self.book.findings)
         fold_consequences(self.book.findings)
@@ -389,6 +400,7 @@ class Diagnoser:
             writes=self.follower.lane(*self._lane(chunk)),
             full_slot=self._full_slot(chunk, forward, row, position),
             full_writes=self.follower.lane(chunk.worker, "FULL"),
+            mapped_slot=self._cell(None, row, position),
         )
 
     def _kv_only(self, chunk: ViolationChunk, k: int) -> bool:

@@ -167,10 +167,13 @@ class Follower:
             self.rules.publish(req, slots, event)
         elif slots is not None:
             self.rules.publish(None, slots, event)
+        entry = segment.text("publish", "entry", row) or ""
+        self.context.unlisted.pop(entry, None)
+        if slots is None:
+            self.context.unlisted[entry] = None if req is None else self.names.code(req)
         if "namespace" in table.columns:
             namespace = segment.text("publish", "namespace", row)
             if namespace is not None:
-                entry = segment.text("publish", "entry", row) or ""
                 self.context.entries[entry] = self.context.namespace(namespace)
 
     def _on_adapter(self, segment: Segment, row: int, event: int) -> None:
@@ -178,13 +181,19 @@ class Follower:
         self.context.adapters[segment.text("adapter", "name", row) or ""] = str(version)
 
     def _on_unpublish(self, segment: Segment, row: int, event: int) -> None:
-        self.context.entries.pop(segment.text("unpublish", "entry", row) or "", None)
+        entry = segment.text("unpublish", "entry", row) or ""
+        self.context.entries.pop(entry, None)
+        self.context.unlisted.pop(entry, None)
 
     def _on_match(self, segment: Segment, row: int, event: int) -> None:
         slots = segment.tables["match"].get_ints("slots", row)
         assert slots is not None
         req = segment.text("match", "req", row) or ""
         entry = segment.text("match", "entry", row) or ""
+        if entry in self.context.unlisted:
+            # What it covers is known from what it serves only.
+            owners, publisher = self.rules.state.owner[slots], self.context.unlisted[entry]
+            self.rules.share(slots[owners == publisher if publisher is not None else owners > TREE])
         self.rules.match(req, slots, event)
         namespace = None
         if "namespace" in segment.tables["match"].columns:

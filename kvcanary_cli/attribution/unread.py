@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from kvcanary_cli.attribution import result as what
 from kvcanary_cli.attribution.damage import Cause
+from kvcanary_cli.attribution.read_roots import LATE_CELL, READS
 from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, Culprit, RuledOut
 
 if TYPE_CHECKING:
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from kvcanary_cli.attribution.copy_faults import CopyFaults
     from kvcanary_cli.attribution.ownership import OwnershipRules, Root
+    from kvcanary_cli.attribution.read_roots import ReadRoots
     from kvcanary_cli.attribution.result import Finding, OwnershipFinding
 
     Ints = NDArray[np.int64]
@@ -49,9 +53,9 @@ _CAUSES: dict[str, tuple[str, str | None]] = {
     what.MATCH_OF_FREE: ("prefix_index", "phantom_hit"),
     what.MATCH_OF_FOREIGN: ("prefix_index", "phantom_hit"),
 }
-_READS = frozenset({what.READ_OF_FOREIGN, what.READ_OF_FREE})
+_MATCHES = frozenset({what.MATCH_OF_FOREIGN, what.MATCH_OF_FREE})
 _FREES = frozenset({what.FREE_BY_NON_OWNER, what.DOUBLE_FREE})
-_MET_BY_READING = _READS | {what.READ_BEFORE_WRITE}
+_MET_BY_READING = READS | {what.READ_BEFORE_WRITE}
 # Findings of these classes say that somebody's idea of its slots is wrong: what it does to those
 # slots by that idea follows from them. A fault of content or input misleads nobody.
 _MISLEADING = frozenset(
@@ -73,7 +77,8 @@ def explain_unread(
     rules: OwnershipRules,
     findings: Sequence[Finding],
     add: Add,
-    launches: Mapping[tuple[int, int], int],
+    roots: ReadRoots,
+    copies: CopyFaults,
 ) -> None:
     """Report the broken rules that no finding covers yet.
 
@@ -81,14 +86,16 @@ def explain_unread(
         rules: Holds the broken rules and what each goes back to.
         findings: Those made so far; what ``add`` takes appears there.
         add: Takes cause, victim, step, slots and positions, and whether the victim read.
-        launches: Name code and step of a forward to the event that queued it.
+        roots: What reads go back to.
+        copies: How copies went wrong.
     """
     shown = list(findings)
     broken = [
-        (found, root, _late(found, root, rules, launches))
-        for found, roots in zip(rules.findings, rules.roots, strict=True)
-        for root in roots
+        (found, root, _late(found, root, rules, roots.launches))
+        for found, each_root in zip(rules.findings, rules.roots, strict=True)
+        for each in each_root
         if found.what in _CAUSES
+        for root in roots.of(found, each)
     ]
     # What a late forward reads on its way belongs to what it writes.
     for found, root, late in sorted(broken, key=lambda one: one[2] is None):
@@ -101,14 +108,19 @@ def explain_unread(
             _follow(first, found, slots, rules)
             continue
         reads = found.what in _MET_BY_READING and _runs(found.actor, found, rules)
-        add(
-            _cause(found, root, _read_later(found, rules)) if late is None else late,
-            _victim(found, rules),
-            found.step,
-            np.array(slots, dtype=np.int64),
-            np.empty(0, dtype=np.int64),
-            read=reads,
-        )
+        if root.what == LATE_CELL:
+            late = _late_cell(found, root, roots)
+        by_copy = copies.causes(found, slots) if root.event == found.event else [(None, slots)]
+        for copied, mine in by_copy:
+            cause = late if copied is None else _copied(copied, found, rules)
+            add(
+                _cause(found, root, rules, roots) if cause is None else cause,
+                _victim(found, rules),
+                found.step,
+                np.array(mine, dtype=np.int64),
+                np.empty(0, dtype=np.int64),
+                read=reads,
+            )
 
 
 def _late(
@@ -167,7 +179,7 @@ def _follow(
     finding: Finding, found: OwnershipFinding, slots: list[int], rules: OwnershipRules
 ) -> None:
     """Add what a later broken rule tells of the same cause."""
-    on_its_way = found.what in _READS and found.event == finding.corrupting_event
+    on_its_way = found.what in READS and found.event == finding.corrupting_event
     if finding.cls == "late_write" and on_its_way and found.actor == finding.culprit.req:
         finding.evidence.append(
             f"the same forward of {found.actor} read {len(slots)} slots that it had no longer"
@@ -204,13 +216,11 @@ def _covers(finding: Finding, found: OwnershipFinding, root: Root, slot: int) ->
     if finding.cls not in _MISLEADING or found.event < (finding.cause_event or found.event):
         return False
     parties = {finding.victim, finding.culprit.req, *finding.blast_radius}
-    return found.actor in parties or (found.what in _READS and found.owner in parties)
+    return found.actor in parties or (found.what in READS and found.owner in parties)
 
 
 def _victim(found: OwnershipFinding, rules: OwnershipRules) -> str | None:
-    if found.what in _READS:
-        return found.actor
-    if found.what == what.READ_BEFORE_WRITE:
+    if found.what in _MET_BY_READING or found.what in _MATCHES:
         return found.actor
     if found.owner == "tree" or not _runs(found.owner, found, rules):
         return None
@@ -220,13 +230,51 @@ def _victim(found: OwnershipFinding, rules: OwnershipRules) -> str | None:
 def _read_later(found: OwnershipFinding, rules: OwnershipRules) -> OwnershipFinding | None:
     """The first read by the owner of what was taken from it, when it was another's already."""
     for later in rules.findings:
-        mine = later.what in _READS and later.actor == found.owner and later.event > found.event
+        mine = later.what in READS and later.actor == found.owner and later.event > found.event
         if mine and not set(later.slots).isdisjoint(found.slots):
             return later
     return None
 
 
-def _cause(found: OwnershipFinding, root: Root, later: OwnershipFinding | None) -> Cause:
+def _late_cell(found: OwnershipFinding, root: Root, roots: ReadRoots) -> Cause:
+    """The row of a request was set to a slot that was not its own."""
+    slot = root.slots[0]
+    cell = roots.cell(found, slot)
+    row = 0 if cell is None else cell.row
+    whose = "free" if found.owner is None else f"{found.owner}'s"
+    return Cause(
+        cls="stale_mapping",
+        subtype="cells_rewritten",
+        cause_event=root.event,
+        corrupting_event=root.event,
+        culprit=Culprit(
+            req=found.actor, step=None, event=root.event, details={"req_table_row": row}
+        ),
+        ruled_out=[
+            RuledOut("use_after_free", f"slot {slot} was {whose} already when the cell was set")
+        ],
+        evidence=[
+            f"event {root.event} set cells of row {row} to {len(root.slots)} slots that were "
+            f"{whose} then",
+            f"{found.what}: {found.actor} at event {found.event}, "
+            f"owner {found.owner or 'the free list'}",
+            "no damaged content was read in this trace",
+        ],
+    )
+
+
+def _copied(cause: Cause, found: OwnershipFinding, rules: OwnershipRules) -> Cause:
+    """A copy wrote what was not its own, and nobody read it there."""
+    return replace(cause, evidence=[*cause.evidence, _not_read(_read_later(found, rules))])
+
+
+def _not_read(later: OwnershipFinding | None) -> str:
+    if later is None:
+        return "no damaged content was read in this trace"
+    return f"{later.actor} read it at event {later.event}, when another fault had hit it, too"
+
+
+def _cause(found: OwnershipFinding, root: Root, rules: OwnershipRules, roots: ReadRoots) -> Cause:
     cls, subtype = _CAUSES[found.what]
     if found.what == what.WRITE_BY_NON_OWNER and found.step is None:
         cls, subtype = "transfer_race", "copy_write_by_non_owner"
@@ -234,11 +282,16 @@ def _cause(found: OwnershipFinding, root: Root, later: OwnershipFinding | None) 
         cls, subtype = "pad_or_dummy_write", "dummy_write"
     if root.what in _CAUSES and root.event != found.event:
         cls, subtype = _CAUSES[root.what][0], root.what
-    elif not root.what and found.what in _READS:
+    elif not root.what and found.what in READS:
         shared = found.owner is None and root.by not in (None, found.actor)
         subtype = "shared_slot_refcount" if shared else "freed_while_mapped"
     nobody = "a copy" if found.step is None else "a padding row"
-    by = (found.owner or root.by) if found.what in _READS else found.actor
+    by = (found.owner or root.by) if found.what in READS else found.actor
+    caused, corrupting = root.event, None
+    if found.what in _MATCHES:
+        by = found.owner
+        if root.what == found.what and root.follows is not None:
+            caused, corrupting = root.follows, found.event
     evidence = [
         f"{found.what}: {found.actor or nobody} at event {found.event}, "
         f"owner {found.owner or 'the free list'}"
@@ -247,17 +300,18 @@ def _cause(found: OwnershipFinding, root: Root, later: OwnershipFinding | None) 
         evidence.append(
             f"an earlier request called {root.by} had freed them at event {root.event}, and ended"
         )
-    if found.what not in _MET_BY_READING and later is None:
-        evidence.append("no damaged content was read in this trace")
-    elif found.what not in _MET_BY_READING and later is not None:
+    cell = roots.cell(found, root.slots[0]) if found.what == what.READ_OF_FREE else None
+    if cell is not None:
         evidence.append(
-            f"{later.actor} read it at event {later.event}, when another fault had hit it, too"
+            f"row {cell.row} was set to them at event {cell.set_at}, when they were free"
         )
+    if found.what not in _MET_BY_READING:
+        evidence.append(_not_read(_read_later(found, rules)))
     return Cause(
         cls=cls,
         subtype=subtype or found.what,
-        cause_event=root.event,
-        corrupting_event=None,
+        cause_event=caused,
+        corrupting_event=corrupting,
         culprit=Culprit(req=by, step=found.step, event=found.event),
         ruled_out=[RuledOut("not_corruption", f"{found.what} needs no hash")],
         evidence=evidence,

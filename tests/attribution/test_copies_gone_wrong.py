@@ -49,25 +49,116 @@ def test_a_transfer_that_ended_without_some_of_its_slots(dst: list[int]) -> None
     assert any("transfer T began" in text for text in finding.evidence)
 
 
-@pytest.mark.parametrize("freed", [True, False])
+def _free(owner: str, slots: list[int]) -> Event:
+    return {"kind": "free", "owner": owner, "slots": slots}
+
+
+# What the slots of the copy went through before B, or the cache, got them.
+_Q: Event = {"kind": "alloc", "owner": "Q", "slots": [1, 2]}
+_BEFORE: dict[str, list[Event]] = {
+    "nothing": [],
+    "a tenant": [_Q, _free("Q", [1, 2]), {"kind": "finish", "req": "Q"}],
+    "freed by another": [_Q, _free("R", [1, 2]), {"kind": "finish", "req": "Q"}],
+    "freed twice": [_Q, _free("Q", [1, 2]), _free("Q", [1, 2]), {"kind": "finish", "req": "Q"}],
+}
+
+
+@pytest.mark.parametrize("before", _BEFORE)
 @pytest.mark.parametrize("src", [[12, 13], [11, 12]])
-def test_a_copy_to_slots_that_were_another_requests_all_along(src: list[int], freed: bool) -> None:
-    former = [*life("X", [1, 2], [1, 2], row=4, step=1), {"kind": "finish", "req": "X"}]
+@pytest.mark.parametrize("windowed", [True, False])
+@pytest.mark.parametrize("read", [True, False])
+def test_a_copy_to_slots_that_it_never_had(
+    before: str, src: list[int], windowed: bool, read: bool
+) -> None:
+    copy: Event = {"kind": "copy", "src": src, "dst": [1, 2], "via": "d2d", "by": "A"}
+    begin: Event = {"kind": "transfer_begin", "id": "T", "req": "A", "slots": [1, 2]}
     events = numbered(
         [
-            *(former if freed else []),
-            *([{"kind": "free", "owner": "X", "slots": [1, 2]}] if freed else []),
+            *_BEFORE[before],
             *life("A", [11, 12, 13], [11, 12, 13], row=1, step=2),
             *life("B", [21, 22], [1, 2], row=2, step=3),
-            {"kind": "copy", "src": src, "dst": [1, 2], "via": "d2d", "by": "A", "canary": True},
-            *decode("B", 23, 4, row=2, position=2, step=4),
+            *([begin | {"via": "d2d"}] if windowed else []),
+            copy | {"canary": True} | ({"id": "T"} if windowed else {}),
+            *(decode("B", 23, 4, row=2, position=2, step=4) if read else []),
+        ]
+    )
+    found = diagnose(HEAD, events).findings
+    at = index_of(events, "copy")
+    (finding,) = [f for f in found if f.corrupting_event == at]
+    assert (finding.cls, finding.subtype) == ("transfer_mismatch", "wrong_pages")
+    assert (finding.victim, finding.culprit.req) == ("B", "A")
+    assert (finding.cause_event, finding.slots) == (at, {1, 2})
+    assert (finding.first_bad_step, list(finding.blast_radius)) == (
+        (4, ["B"]) if read else (None, [])
+    )
+    assert any("no damaged content was read" in text for text in finding.evidence) is not read
+    assert [r.cls for r in finding.ruled_out] == ["transfer_race"]
+    assert not any("changed hands" in r.because for r in finding.ruled_out)
+    # A begin behind the hand-over proves it; without one an earlier tenant's copy may be late.
+    assert finding.confidence == ("certain" if windowed or before == "nothing" else "probable")
+    # What broke before is a fault of its own, and the only other one.
+    assert {f.cls for f in found} - {"transfer_mismatch"} == (
+        set() if before in ("nothing", "a tenant") else {"double_alloc"}
+    )
+
+
+@pytest.mark.parametrize("owner", ["tree", None])
+def test_a_copy_to_slots_of_the_cache_or_of_nobody(owner: str | None) -> None:
+    own = {"kind": "own", "from": "X", "owner": "tree", "slots": [1, 2], "entry": "E"}
+    events = numbered(
+        [
+            *life("X", [1, 2], [1, 2], row=4, step=1),
+            own if owner else _free("X", [1, 2]),
+            {"kind": "finish", "req": "X"},
+            *life("A", [11, 12, 13], [11, 12, 13], row=1, step=2),
+            {"kind": "copy", "src": [12, 13], "dst": [1, 2], "via": "d2d", "by": "A"},
         ]
     )
     (finding,) = diagnose(HEAD, events).findings
     assert (finding.cls, finding.subtype) == ("transfer_mismatch", "wrong_pages")
+    assert (finding.victim, finding.culprit.req, finding.slots) == (None, "A", {1, 2})
+
+
+@pytest.mark.parametrize("before", _BEFORE)
+@pytest.mark.parametrize("read", [True, False])
+def test_a_copy_that_lost_its_slots_while_it_ran_is_a_race(before: str, read: bool) -> None:
+    events = numbered(
+        [
+            *_BEFORE[before],
+            {"kind": "alloc", "owner": "A", "slots": [1, 2]},
+            {"kind": "transfer_begin", "id": "T", "req": "A", "slots": [1, 2], "via": "rdma"},
+            _free("A", [1, 2]) | {"reason": "abort"},
+            *life("B", [21, 22], [1, 2], row=2, step=3),
+            {"kind": "copy", "src": {"req": "A", "pos": [0, 1]}, "dst": [1, 2], "id": "T"}
+            | {"via": "rdma", "by": "A"},
+            *(decode("B", 23, 4, row=2, position=2, step=4) if read else []),
+        ]
+    )
+    at = index_of(events, "copy")
+    (finding,) = [f for f in diagnose(HEAD, events).findings if f.corrupting_event == at]
+    assert (finding.cls, finding.subtype) == ("transfer_race", "rdma_write_after_free")
+    assert finding.cause_event == index_of(events, "free", reason="abort")
     assert (finding.victim, finding.culprit.req) == ("B", "A")
-    assert finding.cause_event == index_of(events, "copy")
-    assert not any("changed hands" in r.because for r in finding.ruled_out)
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_slots_that_somebody_got_while_the_copy_ran(read: bool) -> None:
+    """Whose they were when it began is not known."""
+    events = numbered(
+        [
+            {"kind": "transfer_begin", "id": "T", "req": "A", "slots": [1, 2], "via": "rdma"},
+            *life("B", [21, 22], [1, 2], row=2, step=3),
+            {"kind": "copy", "src": {"req": "A", "pos": [0, 1]}, "dst": [1, 2], "id": "T"}
+            | {"via": "rdma", "by": "A"},
+            *(decode("B", 23, 4, row=2, position=2, step=4) if read else []),
+        ]
+    )
+    (finding,) = diagnose(HEAD, events).findings
+    assert (finding.cls, finding.confidence) == ("transfer_race", "probable")
+    assert finding.cause_event == index_of(events, "alloc", owner="B")
+    text = " ".join(finding.evidence)
+    assert "not recorded" not in text
+    assert "B got slot 1" in text
 
 
 def test_a_copy_without_canary_rows_says_so_and_is_one_finding() -> None:

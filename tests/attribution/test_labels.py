@@ -36,7 +36,7 @@ UNREAD: dict[str, tuple[list[Event], str]] = {
         ],
         "MATCH",
     ),
-    "copy_write_by_non_owner": (
+    "wrong_pages": (
         [{"kind": "copy", "src": [1], "dst": [3], "via": "d2d", "by": "A"}],
         "WRITE",
     ),

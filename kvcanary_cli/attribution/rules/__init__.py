@@ -17,9 +17,10 @@ from kvcanary_cli.attribution.rules.index import IndexFacts
 from kvcanary_cli.attribution.rules.inputs import InputFacts
 from kvcanary_cli.attribution.rules.lifetime import LifetimeFacts
 from kvcanary_cli.attribution.rules.ownership_facts import OwnershipFacts
+from kvcanary_cli.attribution.rules.wrong_copies import WrongCopies
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from kvcanary_cli.attribution.context import Context
     from kvcanary_cli.attribution.ledger import Names, Ownership
@@ -49,23 +50,27 @@ class Classifier:
         self.inputs = InputFacts(*facts)
         ownership, lifetime = OwnershipFacts(*facts), LifetimeFacts(*facts)
         index = IndexFacts(*facts)
-        content = ContentFacts(*facts)
+        content, copies = ContentFacts(*facts), WrongCopies(*facts)
         self._last = content
+        self._copying = (copies.wrong_pages, *ownership.rules)
         self._taking = (*ownership.rules, lifetime.use_after_free)
         self._rules: tuple[Callable[[Damage], Cause | None], ...] = (
             index.unmapped_cell,
             self._moved,
-            content.wrong_pages,
-            *ownership.rules,
+            *self._copying,
             self.inputs.past_the_end,
             # A table that leads elsewhere excuses the slot that it leads to.
             index.bad_translation,
             *lifetime.rules,
+            index.anothers_slot,
+            index.other_row_seen,
             index.spec_commit,
             *self.inputs.rules,
             content.transfer_mismatch,
             index.moved_cells,
             content.payload_mutation,
+            # Whose the slot is says nothing further.
+            lifetime.unwritten,
             content.foreign_content,
         )
 
@@ -89,8 +94,11 @@ class Classifier:
 
     def taken(self, damage: Damage) -> Cause | None:
         """What took the slot from its holder, if that is how it came to hold another's content."""
-        found = (rule(damage) for rule in self._taking)
-        return next((cause for cause in found if cause is not None), None)
+        return _first(self._taking, damage)
+
+    def copied(self, damage: Damage) -> Cause | None:
+        """Why a copy wrote a slot that was not its own."""
+        return _first(self._copying, damage)
 
     def _moved(self, damage: Damage) -> Cause | None:
         """The content was damaged already when a copy moved it here."""
@@ -103,3 +111,8 @@ class Classifier:
         if "alloc" not in self._records and cause.confidence == CERTAIN:
             cause.confidence = PROBABLE
             cause.evidence.append("alloc events were not recorded: owners are not known")
+
+
+def _first(rules: Iterable[Callable[[Damage], Cause | None]], damage: Damage) -> Cause | None:
+    found = (rule(damage) for rule in rules)
+    return next((cause for cause in found if cause is not None), None)

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from kvcanary_cli.attribution.damage import Cause, Damage, at_event, event_or_none
+from kvcanary_cli.attribution.damage import Cause, Damage, event_or_none
 from kvcanary_cli.attribution.ledger import (
     BY_COPY,
     BY_NOTHING,
     BY_STATE,
     FREE,
-    NEVER,
-    NOBODY,
     TREE,
     UNKNOWN,
 )
-from kvcanary_cli.attribution.result import CERTAIN, POSSIBLE, PROBABLE, Culprit, RuledOut
-from kvcanary_cli.attribution.row_table import NO_ROW
+from kvcanary_cli.attribution.result import POSSIBLE, PROBABLE, Culprit, RuledOut
 from kvcanary_cli.attribution.rules.facts import Facts
-
-if TYPE_CHECKING:
-    from kvcanary_cli.attribution.context import CopyFact
 
 
 class ContentFacts(Facts):
@@ -73,71 +65,6 @@ class ContentFacts(Facts):
                 f"the copy at event {wrote} moved bytes without their canary rows: the destination "
                 "keeps the rows that it had",
                 "whether the bytes are right, the trace does not show",
-            ],
-        )
-
-    def wrong_pages(self, damage: Damage) -> Cause | None:
-        """A copy wrote another request's slots, which had not changed hands."""
-        writes, slot, state = damage.writes, damage.slot, self.state
-        if writes.kind[slot] != BY_COPY or not writes.foreign[slot] or damage.pool_kind != "FULL":
-            return None
-        wrote, owner = damage.writer_event(), int(state.owner[slot])
-        writer, copy = int(writes.req[slot]), self.context.copies.get(wrote)
-        if writer <= TREE or owner <= TREE or copy is None or state.bad_event[slot] != NEVER:
-            return None
-        if copy.via == "flush" and copy.via_row is not None:
-            return self._late_flush(damage, copy, writer)
-        begun, freed = copy.begun_event, int(state.free_event[slot])
-        if freed != NEVER and int(state.free_by[slot]) == writer:
-            return None
-        if begun != NEVER and int(state.alloc_event[slot]) > begun:
-            return None
-        whose = self.names.name(owner)
-        since = int(state.alloc_event[slot])
-        return Cause(
-            cls="transfer_mismatch",
-            subtype="wrong_pages",
-            cause_event=wrote,
-            corrupting_event=wrote,
-            culprit=self.writer(
-                damage, **({} if copy.transfer is None else {"transfer": copy.transfer})
-            ),
-            confidence=CERTAIN if since != NEVER else PROBABLE,
-            ruled_out=[
-                RuledOut("transfer_race", f"{whose} had slot {slot} all the time since its alloc")
-            ],
-            evidence=[
-                f"the copy at event {wrote} for {self.names.name(writer)} wrote slot {slot}, which "
-                f"{whose} owns since {at_event(since).removeprefix('at ')}",
-            ],
-        )
-
-    def _late_flush(self, damage: Damage, copy: CopyFact, writer: int) -> Cause | None:
-        """Queued content was written through a row that somebody else had taken over."""
-        slot, wrote = damage.slot, copy.event
-        row = self.context.row(copy.via_row or 0)
-        name, tenant = self.names.name(writer), self.names.name(row.tenant)
-        if row.tenant in (writer, NOBODY, NO_ROW):
-            return None
-        released = row.released_event if row.released_by == writer else NEVER
-        if released > wrote:
-            released = NEVER
-        return Cause(
-            cls="late_write",
-            subtype="deferred_flush_through_reused_row",
-            cause_event=wrote if released == NEVER else released,
-            corrupting_event=wrote,
-            culprit=self.writer(damage, req_table_row=row.row),
-            ruled_out=[
-                RuledOut("transfer_race", f"slot {slot} did not change hands; row {row.row} did")
-            ],
-            confidence=PROBABLE if released == NEVER else CERTAIN,
-            evidence=[
-                f"row {row.row} was released by {name} at event {released}"
-                if released != NEVER
-                else f"no release of row {row.row} by {name} is recorded",
-                f"{tenant} ran in row {row.row} when the flush at event {wrote} looked slot {slot} "
-                f"up there for {name}",
             ],
         )
 

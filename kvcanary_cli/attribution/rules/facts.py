@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvcanary_cli.attribution.damage import Damage, event_or_none
-from kvcanary_cli.attribution.ledger import NEVER, NOBODY
+from kvcanary_cli.attribution.ledger import FREE, NEVER, NOBODY, TREE, UNKNOWN
 from kvcanary_cli.attribution.result import Culprit
 
 if TYPE_CHECKING:
@@ -57,6 +57,17 @@ class Facts:
         if damage.forward is not None and damage.row in damage.forward.row_as_read:
             return NEVER
         return self.context.row(damage.row).mapped_at(damage.position)
+
+    def is_anothers(self, damage: Damage) -> bool:
+        """Whether the slot belongs to a request that does not share it with the reader."""
+        owner = int(self.state.owner[damage.slot])
+        return owner > TREE and owner != damage.victim and not self.state.shared[damage.slot]
+
+    def may_be_read(self, damage: Damage) -> bool:
+        """Whether the slot is the reader's or shared with it, as far as its owner is known."""
+        if int(self.state.owner[damage.slot]) == UNKNOWN:
+            return True
+        return self.state.owner[damage.slot] != FREE and not self.is_anothers(damage)
 
     def window(self, damage: Damage) -> tuple[int, int]:
         """Events between which the bytes changed: last good look, first bad one."""

@@ -11,6 +11,7 @@ from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, Culprit, RuledOut
 from kvcanary_cli.attribution.rules.facts import Facts
 
 CELL_NOT_MAPPED = "cell_not_mapped"
+ROW_NOT_AS_READ = "row_not_as_read"
 
 
 class IndexFacts(Facts):
@@ -155,14 +156,74 @@ class IndexFacts(Facts):
             ],
         )
 
+    def anothers_slot(self, damage: Damage) -> Cause | None:
+        """The cell was set to a slot that another request had: what is in it is that one's."""
+        if damage.row < 0 or damage.kv_only or damage.pool_kind != "FULL":
+            return None
+        held, slot = self.held_since(damage), damage.slot
+        since, wrote = int(self.state.since[slot]), damage.came_event()
+        if held == NEVER or not self.is_anothers(damage) or not NEVER < since < held:
+            return None
+        owner = self.names.name(int(self.state.owner[slot]))
+        cause = self._cells(damage, held)
+        cause.ruled_out = [
+            RuledOut("use_after_free", f"slot {slot} was {owner}'s already when the cell was set")
+        ]
+        cause.evidence[1] = f"slot {slot} belongs to {owner} since event {since}"
+        if wrote < int(self.state.alloc_event[slot]):
+            cause.ruled_out.append(
+                RuledOut("unwritten_read", f"that {owner} had not written its slot is no fault")
+            )
+        else:
+            cause.evidence[1] += f" and holds what came there {at_event(wrote)}"
+        return cause
+
+    def other_row_seen(self, damage: Damage) -> Cause | None:
+        """The forward saw another slot in a cell than the one with the reader's content."""
+        slot, there, row = damage.slot, damage.mapped_slot, damage.row
+        if damage.kv_only or damage.pool_kind != "FULL" or there <= 0 or there == slot:
+            return None
+        writes, position = damage.writes, damage.position
+        own = int(writes.req[there]) == damage.victim
+        match = self.context.matched(damage.victim, there)
+        if own and int(writes.true_position[there]) != position:
+            return None
+        if not own and (match is None or match.position(there) != position):
+            return None
+        victim = self.names.name(damage.victim)
+        held = self.context.row(row).mapped_at(position)
+        return Cause(
+            cls="stale_mapping",
+            subtype=ROW_NOT_AS_READ,
+            group=(damage.victim, row, damage.event),
+            cause_event=event_or_none(held),
+            corrupting_event=damage.event,
+            culprit=Culprit(
+                req=victim,
+                step=damage.step,
+                event=damage.event,
+                details={"req_table_row": row},
+            ),
+            ruled_out=[RuledOut("use_after_free", f"slot {there} holds the reader's content")],
+            evidence=[
+                f"the forward at event {damage.event} saw slot {slot} in cell {position} of row "
+                f"{row}; the table names slot {there} there, set {at_event(held)}",
+                f"slot {there} holds position {position} of {victim}",
+            ],
+        )
+
     def moved_cells(self, damage: Damage) -> Cause | None:
         """Healthy content, reached through a cell that does not lead to it."""
         if damage.row < 0 or damage.kv_only:
             return None
-        held, wrote = self.held_since(damage), damage.came_event()
-        if held == NEVER or held < wrote:
+        held = self.held_since(damage)
+        if held == NEVER or held < damage.came_event():
             return None
-        victim = self.names.name(damage.victim)
+        return self._cells(damage, held)
+
+    def _cells(self, damage: Damage, held: int) -> Cause:
+        victim, slot = self.names.name(damage.victim), damage.slot
+        nothing = damage.came_event() == NEVER
         return Cause(
             cls="stale_mapping",
             subtype="cells_rewritten",
@@ -173,10 +234,12 @@ class IndexFacts(Facts):
                 req=victim, step=None, event=held, details={"req_table_row": damage.row}
             ),
             ruled_out=[
-                RuledOut("use_after_free", f"slot {damage.slot} was not written since its mapping")
+                RuledOut("use_after_free", f"slot {slot} was not written since its mapping")
             ],
             evidence=[
                 f"cell {damage.position} of row {damage.row} was set at event {held}",
-                f"slot {damage.slot} holds position {damage.stored_position}, written before that",
+                f"no write of slot {slot} is recorded"
+                if nothing
+                else f"slot {slot} holds position {damage.stored_position}, written before that",
             ],
         )

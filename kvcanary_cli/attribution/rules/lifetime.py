@@ -38,6 +38,15 @@ class LifetimeFacts(Facts):
         )
 
     def _never_written(self, damage: Damage) -> Cause | None:
+        """A slot that the reader may read, and that nobody wrote.
+
+        Of a slot that is free or another's it does not matter whether it was written.
+        """
+        forked = self.context.cow_event.get(damage.slot, NEVER) != NEVER
+        return self.unwritten(damage) if forked or self.may_be_read(damage) else None
+
+    def unwritten(self, damage: Damage) -> Cause | None:
+        """A slot that nobody wrote since its alloc, whosever it is."""
         state, slot, writes = self.state, damage.slot, damage.writes
         if damage.kv_only or writes.kind[slot] == BY_STATE or damage.pool_kind != "FULL":
             return None
@@ -48,9 +57,10 @@ class LifetimeFacts(Facts):
             return None
         published = int(state.published_event[slot])
         owner = int(state.owner[slot])
-        if published != NEVER and published > allocated and owner != damage.victim:
+        reads_another = owner != damage.victim or damage.victim == TREE
+        if published != NEVER and published > allocated and reads_another:
             return self._published_unwritten(slot, published)
-        return self._unwritten(damage, wrote, allocated)
+        return self._unwritten(damage, allocated)
 
     def _published_unwritten(self, slot: int, published: int) -> Cause:
         """A slot that was published before it was written, or that its publisher never wrote."""
@@ -70,7 +80,7 @@ class LifetimeFacts(Facts):
             evidence=evidence,
         )
 
-    def _unwritten(self, damage: Damage, wrote: int, allocated: int) -> Cause:
+    def _unwritten(self, damage: Damage, allocated: int) -> Cause:
         slot, writes, owner = damage.slot, damage.writes, int(self.state.owner[damage.slot])
         former = self.names.name(int(writes.req[slot]))
         forked = self.context.cow_event.get(slot, NEVER)
@@ -194,8 +204,6 @@ class LifetimeFacts(Facts):
         writer = int(damage.writes.req[slot])
         if freed == NEVER or held == NEVER or held > freed or writer == damage.victim:
             return None
-        if damage.pool_kind != "FULL":
-            return None
         reused = wrote > freed
         name = self.names.name(int(state.free_by[slot]))
         return Cause(
@@ -210,9 +218,17 @@ class LifetimeFacts(Facts):
                 f"freed by {name} at event {freed} while still named",
                 f"written by {self.names.name(writer) or 'another'} at event {wrote}"
                 if reused
-                else "not written since",
+                else self._not_written_since(damage),
             ],
         )
+
+    def _not_written_since(self, damage: Damage) -> str:
+        """What became of a slot that was given back and not written since."""
+        owner, since = int(self.state.owner[damage.slot]), int(self.state.since[damage.slot])
+        had = "" if damage.came_event() != NEVER else "; nobody had written it before"
+        if owner <= TREE:
+            return f"not written since{had}"
+        return f"given to {self.names.name(owner)} at event {since}, not written since{had}"
 
     def _not_taken(self, damage: Damage) -> list[RuledOut]:
         """Why the slot was not taken from its holder, as far as the trace shows it."""

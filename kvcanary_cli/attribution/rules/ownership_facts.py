@@ -9,6 +9,7 @@ from kvcanary_cli.attribution.ledger import (
     BY_COPY,
     BY_FORWARD,
     BY_VERIFY,
+    FREE,
     NEVER,
     TREE,
 )
@@ -49,10 +50,12 @@ class OwnershipFacts(Facts):
         if bad == NEVER:
             return None
         # Handed out again and not written since: the loser's own row is the proof.
+        code = int(damage.writes.req[slot])
         lost = int(state.alloc_event[slot]) >= bad and int(state.owner[slot]) != damage.victim
+        # Given back by a stranger, and nobody has it: what is in it was never the loser's.
+        lost |= int(state.free_event[slot]) == bad and code != damage.victim
         if wrote < bad and not lost:
             return None
-        code = int(damage.writes.req[slot])
         taken_by = int(state.owner[slot]) if wrote < bad else code
         if not state.custody.contested(slot, taken_by, self.context.ended, damage.victim):
             # Only the writer has a claim: whatever the slot went through before, this is not it.
@@ -66,7 +69,10 @@ class OwnershipFacts(Facts):
         name = BAD_WHATS[int(state.bad_what[slot])]
         writer = self.names.name(code)
         culprit = self.writer(damage)
-        if wrote < bad:
+        if wrote < bad and int(state.owner[slot]) == FREE:
+            giver = self.names.name(state.custody.broken_by(slot))
+            culprit = Culprit(req=giver, step=None, event=bad)
+        elif wrote < bad:
             taker = self.names.name(int(state.owner[slot]))
             culprit = Culprit(req=taker, step=None, event=int(state.alloc_event[slot]))
         return Cause(
@@ -164,19 +170,23 @@ class OwnershipFacts(Facts):
             return None
         wrote = damage.writer_event()
         copy = self.context.copies.get(wrote)
-        freed = int(state.free_event[slot])
+        freed, since = int(state.free_event[slot]), int(state.since[slot])
         via = copy.via if copy is not None and copy.via else "copy"
-        inside = copy is not None and copy.begun_event != NEVER and copy.begun_event < freed
-        if not inside and freed == int(state.bad_event[slot]):
+        begun = NEVER if copy is None else copy.begun_event
+        inside = NEVER != begun < freed
+        taken = not inside and NEVER != begun < since
+        if not inside and (taken or freed == int(state.bad_event[slot])):
             # A free that broke a rule before the copy began is another fault.
             freed = NEVER
         details: dict[str, int | str] = {}
         if copy is not None and copy.transfer is not None:
             details["transfer"] = copy.transfer
+        window = f"copy window [{begun}, {wrote}] contains"
+        owner = self.names.name(int(state.owner[slot]))
         return Cause(
             cls="transfer_race",
             subtype=f"{via}_write_after_free" if freed != NEVER else f"{via}_write_by_non_owner",
-            cause_event=freed if freed != NEVER else wrote,
+            cause_event=freed if freed != NEVER else since if taken else wrote,
             corrupting_event=wrote,
             culprit=self.writer(damage, **details),
             ruled_out=[
@@ -184,9 +194,13 @@ class OwnershipFacts(Facts):
             ],
             confidence="certain" if inside else PROBABLE,
             evidence=[
-                f"copy window [{copy.begun_event}, {wrote}] contains the free at event {freed}"
-                if inside and copy is not None
-                else "the begin of the copy was not recorded",
+                f"{window} the free at event {freed}"
+                if inside
+                else f"{window} event {since}, at which {owner} got slot {slot}"
+                if taken
+                else "the begin of the copy was not recorded"
+                if begun == NEVER
+                else f"the copy began at event {begun}, when the slot had changed hands already"
             ],
         )
 

@@ -1,0 +1,88 @@
+"""Cells that were set to a slot which was free, or another's, already: the row is at fault."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from kvcanary_cli.attribution.ledger import FREE, NEVER, TREE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from kvcanary_cli.attribution.follow import Follower
+    from kvcanary_cli.attribution.snapshot import Snapshots
+    from kvcanary_cli.replay.forwards import Forward
+    from kvcanary_cli.replay.watcher import Reads
+
+    Ints = NDArray[np.int64]
+
+
+class Cell(NamedTuple):
+    """What led a read to a slot: the map event, and the table row."""
+
+    set_at: int
+    row: int
+
+
+class LateCells:
+    """Looks at reads that broke a rule, while the table still says what led there.
+
+    Args:
+        follower: The ledger.
+        snapshots: Keeps the scene.
+    """
+
+    def __init__(self, follower: Follower, snapshots: Snapshots) -> None:
+        self._follower, self._snapshots = follower, snapshots
+        self._cells: dict[tuple[int, int, int], Cell] = {}
+        self._seen: set[tuple[int, int, int]] = set()
+
+    def note(self, forward: Forward, reads: Reads, entries: Ints, codes: NDArray[np.int32]) -> None:
+        """Look at those ``entries`` [n] of ``reads`` that broke a rule.
+
+        Args:
+            forward: The forward that reads.
+            reads: What its rows read.
+            entries: Indices into it.
+            codes: [bs] request of each batch row.
+        """
+        state = self._follower.rules.state
+        owners = state.owner[reads.slots[entries]]
+        for b in np.unique(reads.batch_rows[entries]).tolist():
+            row, code = int(forward.rows[b]), int(codes[b])
+            of_row = reads.batch_rows[entries] == b
+            others = of_row & ((owners == FREE) | ((owners > TREE) & (owners != code)))
+            at = entries[others]
+            slots = reads.slots[at]
+            new = np.array([self._is_new(code, slot) for slot in slots.tolist()], dtype=np.bool_)
+            if row in forward.row_as_read or not new.any():
+                continue
+            set_at = self._set_at(row, reads.positions[at])
+            late = new & (set_at > state.since[slots]) & (state.since[slots] != NEVER)
+            for slot, event in zip(slots[late].tolist(), set_at[late].tolist(), strict=True):
+                self._cells[forward.event, code, slot] = Cell(event, row)
+            for event in np.unique(set_at[late]).tolist():
+                name = self._follower.names.name(code)
+                self._snapshots.note_read(event, slots[late & (set_at == event)], name, forward)
+
+    def _is_new(self, code: int, slot: int) -> bool:
+        """Whether a broken rule is reported now: it is once for each tenancy of the slot."""
+        key = code, slot, int(self._follower.rules.state.since[slot])
+        if key in self._seen:
+            return False
+        self._seen.add(key)
+        return True
+
+    def _set_at(self, row: int, positions: Ints) -> Ints:
+        """[n] event that set the row's cell of each position, ``NEVER`` = not known."""
+        cells = np.full(int(positions.max(initial=-1)) + 1, NEVER, dtype=np.int64)
+        for fact in self._follower.context.row(row).maps:
+            cells[fact.start : fact.stop] = fact.event
+        found: Ints = cells[positions]
+        return found
+
+    def cell(self, event: int, reader: int, slot: int) -> Cell | None:
+        """What led ``reader`` to ``slot`` at ``event``, if that was set too late."""
+        return self._cells.get((event, reader, slot))

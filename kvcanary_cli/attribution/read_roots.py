@@ -1,0 +1,78 @@
+"""What a read that broke a rule goes back to, beyond the owners: a match, or a cell of the row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvcanary_cli.attribution import result as what
+from kvcanary_cli.attribution.ownership import Root
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from kvcanary_cli.attribution.follow import Follower
+    from kvcanary_cli.attribution.late_cells import Cell, LateCells
+    from kvcanary_cli.attribution.result import OwnershipFinding
+
+#: ``Root.what`` of a read through a cell that was set to a slot which was not the reader's then.
+LATE_CELL = "late_cell"
+READS = frozenset({what.READ_OF_FOREIGN, what.READ_OF_FREE})
+
+
+class ReadRoots:
+    """Asked when the trace has ended.
+
+    Args:
+        follower: Names, launches and matches.
+        cells: What led reads to slots that were not the reader's.
+    """
+
+    def __init__(self, follower: Follower, cells: LateCells) -> None:
+        self._follower, self._cells = follower, cells
+
+    @property
+    def launches(self) -> Mapping[tuple[int, int], int]:
+        """Name code and step of a forward to the event that queued it."""
+        return self._follower.context.launches
+
+    def of(self, found: OwnershipFinding, root: Root) -> Iterator[Root]:
+        """``root``, split by what its slots really go back to.
+
+        Who was served a slot when it was free, or another's, already, or whose cell was set to it
+        when it was another's, suffers neither from the free nor from the owner.
+        """
+        owner_did_it = bool(root.what) and root.event != found.event
+        if found.what not in READS or owner_did_it or found.actor is None:
+            yield root
+            return
+        reader = self._follower.names.code(found.actor)
+        groups: dict[tuple[str, int], list[int]] = {}
+        for slot in root.slots:
+            groups.setdefault(self._of_slot(found, root, reader, slot), []).append(slot)
+        for (name, event), slots in groups.items():
+            if name == root.what:
+                yield replace(root, slots=tuple(slots))
+            elif name == LATE_CELL:
+                yield Root(LATE_CELL, event, tuple(slots))
+            else:
+                freed = None if root.event == found.event else root.event
+                yield Root(name, event, tuple(slots), freed, root.by)
+
+    def _of_slot(
+        self, found: OwnershipFinding, root: Root, reader: int, slot: int
+    ) -> tuple[str, int]:
+        freed = root.event != found.event
+        match = self._follower.context.matched(reader, slot)
+        if match is not None and match.event < found.event:
+            if not freed or root.event < match.event:
+                return what.MATCH_OF_FREE, match.event
+            return root.what, root.event
+        # Whoever reads a free slot uses it after its free, however its row came to name it.
+        cell = self.cell(found, slot) if found.what == what.READ_OF_FOREIGN else None
+        return (root.what, root.event) if cell is None else (LATE_CELL, cell.set_at)
+
+    def cell(self, found: OwnershipFinding, slot: int) -> Cell | None:
+        """What led a read to ``slot``."""
+        code = self._follower.names.code(found.actor or "")
+        return self._cells.cell(found.event, code, slot)

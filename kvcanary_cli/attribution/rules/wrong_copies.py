@@ -1,0 +1,102 @@
+"""Copies that wrote slots which were not theirs, though nothing had changed hands meanwhile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcanary_cli.attribution.damage import Cause, Damage, at_event
+from kvcanary_cli.attribution.ledger import BY_COPY, FREE, NEVER, NOBODY, TREE, UNKNOWN
+from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, RuledOut
+from kvcanary_cli.attribution.row_table import NO_ROW
+from kvcanary_cli.attribution.rules.facts import Facts
+
+if TYPE_CHECKING:
+    from kvcanary_cli.attribution.context import CopyFact
+
+
+class WrongCopies(Facts):
+    """A wrong destination, and a queued write through a row with another tenant."""
+
+    def wrong_pages(self, damage: Damage) -> Cause | None:
+        """A copy wrote slots that its request never had, and did not lose while it ran."""
+        writes, slot, state = damage.writes, damage.slot, self.state
+        if writes.kind[slot] != BY_COPY or not writes.foreign[slot] or damage.pool_kind != "FULL":
+            return None
+        wrote, owner = damage.writer_event(), int(state.owner[slot])
+        writer, copy = int(writes.req[slot]), self.context.copies.get(wrote)
+        if writer in (UNKNOWN, NOBODY) or owner == UNKNOWN or copy is None:
+            return None
+        if copy.via == "flush" and copy.via_row is not None:
+            return self._late_flush(damage, copy, writer)
+        if self._had_it(slot, writer) or self._changed_hands(slot, copy.begun_event):
+            return None
+        name, since = self.names.name(writer), int(state.since[slot])
+        whose = self.names.name(owner)
+        # Only the last tenants are known: an earlier one's copy may be under way for long.
+        first = int(state.free_event[slot]) == NEVER or copy.begun_event != NEVER
+        return Cause(
+            cls="transfer_mismatch",
+            subtype="wrong_pages",
+            cause_event=wrote,
+            corrupting_event=wrote,
+            culprit=self.writer(
+                damage, **({} if copy.transfer is None else {"transfer": copy.transfer})
+            ),
+            confidence=CERTAIN if first and since != NEVER else PROBABLE,
+            ruled_out=[
+                RuledOut(
+                    "transfer_race",
+                    f"slot {slot} was free, and {name} had not given it back"
+                    if owner == FREE
+                    else f"{whose} had slot {slot} all the time since it got it",
+                )
+            ],
+            evidence=[
+                f"the copy at event {wrote} for {name} wrote slot {slot}, which "
+                + ("is free" if owner == FREE else f"{whose} owns")
+                + f" since {at_event(since).removeprefix('at ')}",
+            ],
+        )
+
+    def _had_it(self, slot: int, writer: int) -> bool:
+        """Whether the writer had the slot, as far back as the ledger knows: it came too late."""
+        state = self.state
+        freed, bad = int(state.free_event[slot]), int(state.bad_event[slot])
+        if freed not in (NEVER, bad) and int(state.free_by[slot]) == writer:
+            return True
+        if int(state.owner[slot]) == TREE and int(state.last_owner[slot]) == writer:
+            return True
+        return bad != NEVER and state.custody.holds(slot, writer)
+
+    def _changed_hands(self, slot: int, begun: int) -> bool:
+        """Whether somebody was given the slot while the copy ran."""
+        return NEVER != begun < int(self.state.since[slot])
+
+    def _late_flush(self, damage: Damage, copy: CopyFact, writer: int) -> Cause | None:
+        """Queued content was written through a row that somebody else had taken over."""
+        slot, wrote = damage.slot, copy.event
+        row = self.context.row(copy.via_row or 0)
+        name, tenant = self.names.name(writer), self.names.name(row.tenant)
+        if row.tenant in (writer, NOBODY, NO_ROW):
+            return None
+        released = row.released_event if row.released_by == writer else NEVER
+        if released > wrote:
+            released = NEVER
+        return Cause(
+            cls="late_write",
+            subtype="deferred_flush_through_reused_row",
+            cause_event=wrote if released == NEVER else released,
+            corrupting_event=wrote,
+            culprit=self.writer(damage, req_table_row=row.row),
+            ruled_out=[
+                RuledOut("transfer_race", f"slot {slot} did not change hands; row {row.row} did")
+            ],
+            confidence=PROBABLE if released == NEVER else CERTAIN,
+            evidence=[
+                f"row {row.row} was released by {name} at event {released}"
+                if released != NEVER
+                else f"no release of row {row.row} by {name} is recorded",
+                f"{tenant} ran in row {row.row} when the flush at event {wrote} looked slot {slot} "
+                f"up there for {name}",
+            ],
+        )
