@@ -1,4 +1,4 @@
-"""Collects what the launches of a forward found, and merges it into violations."""
+"""Watches the launches of a forward, and collects what they found."""
 
 from __future__ import annotations
 
@@ -7,18 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvcanary_cli.abi.constants import NO_EXPECTED_TOKEN, FailReason, LaunchTag, PoolKind
+from kvcanary_cli.abi.constants import NO_EXPECTED_TOKEN, PoolKind
 from kvcanary_cli.errors import KvCanaryError
 from kvcanary_cli.replay import explain
 from kvcanary_cli.replay.explain import LaunchFindings, SeedRows
-from kvcanary_cli.replay.lanes import get_rows
-from kvcanary_cli.replay.violations import (
-    CHAIN_POSITION,
-    INPUT_ASSERT,
-    VERIFY,
-    ViolationChunk,
-    filled_columns,
-)
+from kvcanary_cli.replay.merging import Merger
 from kvcanary_cli.replay.watcher import Reads
 
 if TYPE_CHECKING:
@@ -32,13 +25,9 @@ if TYPE_CHECKING:
     from kvcanary_cli.replay.forwards import Forward
     from kvcanary_cli.replay.known import Entries
     from kvcanary_cli.replay.lanes import Lane
-    from kvcanary_cli.replay.violations import ViolationTable
+    from kvcanary_cli.replay.violations import ViolationChunk, ViolationTable
 
     Ints = NDArray[np.int64]
-    # (group, check) to (launch tag, what it found).
-    _Parts = dict[tuple[int, str], list[tuple[int, LaunchFindings]]]
-
-_CHAIN_ONLY = int(FailReason.VERIFY_CHAIN_HASH_MISMATCH)
 
 
 @dataclass(slots=True)
@@ -95,25 +84,25 @@ class Collector:
         self.expected: Ints | None = None
         self.drop_overflow: int | None = None
         self.sweep: tuple[int, int] = (0, 0)
-        self.ring_lost = 0
         self.unhashed: dict[tuple[int, str], Ints] = {}
         self._lanes = lanes
         self._state = state
         self._index = state.violation_log.write_index
         self._backend = backend
-        self._table = table
         self._tally = tally
-        self._ring_room = ring_capacity
         # Whether cells of the request table that hold 0 may only be unrecorded ones.
         self._partial_table = partial_table
         self.keeps_plans = False
         self.plan_slots: Ints = np.empty(0, dtype=np.int64)
         self._row_lineage: dict[int, Ints] = {}
-        self._parts: _Parts = {}
-        # What a ring of the asked-for size would have kept of them.
-        self._ring_parts: _Parts = {}
+        self._merger = Merger(lanes, table, ring_capacity)
         self._locs: dict[int, Ints] = {}
         self._seeds: SeedRows | None = None
+
+    @property
+    def ring_lost(self) -> int:
+        """Violations that a ring of the asked-for size would not have kept."""
+        return self._merger.ring_lost
 
     # The manager's side: observer calls.
 
@@ -297,12 +286,7 @@ class Collector:
                 "disagree",
                 hint="rerun with --backend reference, and report this trace",
             )
-        _file(self._parts, endpoint, found)
-        if self._ring_room is not None:
-            kept = min(self._ring_room, count)
-            self.ring_lost += count - kept
-            self._ring_room -= kept
-            _file(self._ring_parts, endpoint, explain.first_rows(found, kept))
+        self._merger.add(endpoint, found, count)
 
     # The driver's side.
 
@@ -351,117 +335,14 @@ class Collector:
         Returns:
             All of them; the table gets those that the ring kept.
         """
-        if self.forward is not None and self.forward.tree is not None and self.active:
-            self._check_tree(self.forward)
-        found = self._chunks(self._parts)
-        for chunk in found if self._ring_room is None else self._chunks(self._ring_parts):
-            self._table.add(chunk)
-        self._parts.clear()
-        self._ring_parts.clear()
-        return found
-
-    def _chunks(self, parts: _Parts) -> list[ViolationChunk]:
-        return [
-            self._chunk(lane, parts[group_index, check])
-            for group_index, lane in enumerate(self._lanes)
-            for check in (VERIFY, INPUT_ASSERT, CHAIN_POSITION)
-            if (group_index, check) in parts
-        ]
-
-    def _check_tree(self, forward: Forward) -> None:
-        """A tree node belongs one position after its parent, which the linear assert cannot see."""
-        positions = forward.positions[: len(forward.token_row)]
-        for group_index, lane in enumerate(self._lanes):
-            slots = self.token_slots(group_index)
-            hit = np.flatnonzero((positions != forward.true_positions) & (slots >= 0))
-            if not len(hit):
-                continue
-            ids = forward.input_ids[hit]
-            found = LaunchFindings(
-                CHAIN_POSITION,
-                hit,
-                np.full(len(hit), int(FailReason.WRITE_POSITION_MISMATCH), dtype=np.int64),
-                {
-                    "slot": slots[hit],
-                    "position": positions[hit],
-                    "expected_position": forward.true_positions[hit],
-                    "stored_token": ids,
-                    "expected_token": ids,
-                    "stored_chain_hash": get_rows(lane.group.k_head, slots[hit])[:, 2],
-                    "token_checked": np.zeros(len(hit), dtype=np.bool_),
-                },
-            )
-            base = 6 if lane.kind is PoolKind.SWA else 0
-            for tag in (LaunchTag.HEAD_K_FULL, LaunchTag.TAIL_K_FULL):
-                key = (group_index, CHAIN_POSITION)
-                for parts in (self._parts, self._ring_parts):
-                    parts.setdefault(key, []).append((base + tag, found))
-
-    def _chunk(self, lane: Lane, parts: list[tuple[int, LaunchFindings]]) -> ViolationChunk:
-        found, tags = explain.merge(parts)
         forward = self.forward
-        count = len(found.index)
-        columns = dict(found.columns)
-        if forward is None:
-            step, event = self.sweep
-            columns["seam"] = found.bits == _CHAIN_ONLY
-        else:
-            step, event = forward.step, forward.event
-            batch_row = self._batch_rows(lane, forward, found)
-            codes = np.array([self._table.request_code(req) for req in forward.reqs] or [-1])
-            columns["req"] = codes[batch_row]
-            columns["row"] = forward.rows[batch_row]
-            columns["seam"] = self._seams(lane, forward, found)
-        return ViolationChunk(
-            step=step,
-            event=event,
-            forward_mode=None if forward is None else forward.mode.name,
-            worker=lane.worker,
-            pool_kind=lane.kind.name,
-            check=found.check,
-            columns=filled_columns(count, **columns),
-            bits=found.bits,
-            tags=tags,
-        )
-
-    @staticmethod
-    def _batch_rows(lane: Lane, forward: Forward, found: LaunchFindings) -> Ints:
-        if found.check != VERIFY:
-            return forward.token_row[found.index]
-        entries = forward.prefix
-        if lane.window:
-            entries = np.minimum(entries, lane.window)
-        row_of_entry: Ints = np.repeat(np.arange(len(entries), dtype=np.int64), entries)
-        return row_of_entry[found.index]
-
-    def _seams(self, lane: Lane, forward: Forward, found: LaunchFindings) -> NDArray[np.bool_]:
-        """Which entries are intact and only followed a predecessor that was replaced."""
-        if found.check == INPUT_ASSERT:
-            return np.zeros(len(found.index), dtype=np.bool_)
-        if found.check == CHAIN_POSITION:
-            ids = forward.input_ids[found.index]
-            expected = ids if self.expected is None else self.expected[found.index]
-            right = found.columns["position"] == forward.true_positions[found.index]
-            seam: NDArray[np.bool_] = right & (ids == expected)
-            return seam
-        slots, prevs = found.columns["slot"], found.columns["prev_slot"]
-        # Without its token to compare, a slot that was written after its predecessor belongs to
-        # another chain: then it is the slot that is wrong, not the one before it.
-        older = lane.written_at[slots] <= lane.written_at[np.maximum(prevs, 0)]
-        intact = found.columns["token_checked"] | older | (prevs < 0)
-        out: NDArray[np.bool_] = (found.bits == _CHAIN_ONLY) & intact
-        return out
+        if forward is not None and forward.tree is not None and self.active:
+            groups = range(len(self._lanes))
+            self._merger.add_tree(forward, [self.token_slots(group) for group in groups])
+        return self._merger.emit(forward, self.sweep, self.expected)
 
 
 def _mask(mask: NDArray[np.bool_], like: torch.Tensor) -> torch.Tensor:
     import torch
 
     return torch.from_numpy(mask).to(like.device)
-
-
-def _file(parts: _Parts, endpoint: Endpoint, found: list[LaunchFindings]) -> None:
-    """Put a launch's findings with those of the other launches over the same entries."""
-    for part in found:
-        if len(part.index):
-            key = (endpoint.group_index, part.check)
-            parts.setdefault(key, []).append((int(endpoint.tag), part))
