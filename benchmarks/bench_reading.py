@@ -22,6 +22,7 @@ from kvcanary_cli.trace.bounds import Bounds
 from kvcanary_cli.trace.digest import files_sha256
 from kvcanary_cli.trace.notes import TraceNotes
 from kvcanary_cli.trace.pt_archive import PtArchive
+from kvcanary_cli.trace.pt_compiled import load_kernels
 from kvcanary_cli.trace.pt_reader import load_stored
 from kvcanary_cli.trace.reader import open_trace
 from kvcanary_cli.trace.validate import StreamValidator, check_columns
@@ -62,12 +63,14 @@ def parts(path: Path, tokens: int, rounds: int) -> list[Figure]:
     """Each part of reading one ``.pt`` trace."""
     size = path.stat().st_size
     stored = load_stored(path)
-    located = list(stored.segments())
+    # As a replay reads a large trace, whose kernels are loaded by then.
+    load_kernels()
+    located = list(stored.segments(compiled=True))
     bounds = Bounds(stored.header.pool)
     widened = sum(widened_bytes(part.segment) for part in located)
 
     def cut() -> None:
-        for _ in stored.segments():
+        for _ in stored.segments(compiled=True):
             pass
 
     def check() -> None:

@@ -124,11 +124,13 @@ class SegmentStrings:
             return
         listed = codes.tolist()
         texts: list[str | None] = list(map(self._last_kept.get, listed))
-        if None in texts:
-            starts, stops = self._offsets[codes].tolist(), self._offsets[codes + 1].tolist()
-            for k in [k for k, text in enumerate(texts) if text is None]:
+        new = [k for k, text in enumerate(texts) if text is None]
+        if new:
+            some = codes if len(new) == len(listed) else codes[new]
+            starts, stops = self._offsets[some].tolist(), self._offsets[some + 1].tolist()
+            for k, start, stop in zip(new, starts, stops, strict=True):
                 try:
-                    texts[k] = str(self._bytes[starts[k] : stops[k]], "utf-8", "surrogatepass")
+                    texts[k] = str(self._bytes[start:stop], "utf-8", "surrogatepass")
                 except UnicodeDecodeError:
                     at = len(self.texts) + k
                     where = next(name for end, name in ends if end > at)
