@@ -1,4 +1,4 @@
-"""The ledger as compiled code keeps it (``replay.compiled.Ledger``)."""
+"""The ledger as compiled code keeps it (``replay.watched_ledger.Ledger``)."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvcanary_cli.backends.cpu.event_state import State
+from kvcanary_cli.attribution.ledger import TREE
+from kvcanary_cli.backends.cpu.event_state import LIST_ROOM, Request, State
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvcanary_cli.attribution.diagnoser import Diagnoser
     from kvcanary_cli.attribution.row_table import RowTable
+    from kvcanary_cli.replay.requests import Requests
     from kvcanary_cli.trace.segment import Segment
 
     Ints = NDArray[np.int64]
+
+# The first code that names anybody.
+_FIRST_NAME = TREE
 
 
 class CompiledLedger:
@@ -36,25 +41,58 @@ class CompiledLedger:
         ):
             column.has_room(rows)
         self._writes = follower.lane("target", "FULL")
+        # What the kernel lists: requests that it named, that ended, that were served.
+        self._named: Ints = np.zeros(LIST_ROOM, dtype=np.int64)
+        self._ended: Ints = np.zeros((LIST_ROOM, 3), dtype=np.int64)
+        self._matched: Ints = np.zeros((LIST_ROOM, 3), dtype=np.int64)
         self._fixed = self._addresses()
         # Arrays that are replaced when they grow, and where they are.
         self._growing: tuple[NDArray[Any], ...] = (self._fixed,) * 4
         self._growing_at = self._fixed[:4]
+        # Names and requests that know of each other.
+        self._told = _FIRST_NAME, 0
 
-    def block(self, cells: Ints) -> None:
+    def block(self, cells: Ints, requests: Requests) -> None:
         """See ``Ledger``."""
         follower, table = self._follower, self._follower.context.table
         cells[State.HAS_LEDGER : State.HAS_LEDGER + len(self._fixed)] = self._fixed
         cells[State.LEDGER_STEP], cells[State.STEPS_SEEN] = follower.steps_seen()
-        self.refresh(cells)
+        self._tell_codes(requests)
+        self._put_growing(cells)
         cells[State.MAP_FREE] = table.free
+        cells[State.NEXT_CODE] = len(follower.names)
+        for cell, listed in (
+            (State.NAMED, self._named),
+            (State.ENDED, self._ended),
+            (State.MATCHED, self._matched),
+        ):
+            cells[cell] = listed.ctypes.data
+        for cell in (State.NAMED_COUNT, State.ENDED_COUNT, State.MATCHED_COUNT):
+            cells[cell] = 0
+        context = follower.context
+        cells[State.WATCHES_MATCHES] = self._diagnoser.watches_matches or bool(context.unlisted)
+        cells[State.WATCHES_ENTRIES] = bool(context.entries) or bool(context.unlisted)
 
-    def refresh(self, cells: Ints) -> None:
-        """See ``Ledger``."""
+    def _tell_codes(self, requests: Requests) -> None:
+        """Requests get the codes of their names, whichever of both came first."""
+        names = self._follower.names
+        told_names, told_requests = self._told
+        for code in range(told_names, len(names)):
+            number = requests.find(names.name(code) or "")
+            if number is not None:
+                requests.cells[number, Request.LEDGER_CODE] = code
+        for number in range(told_requests, len(requests)):
+            found = names.find(requests.names[number])
+            if found is not None:
+                requests.cells[number, Request.LEDGER_CODE] = found
+        self._told = len(names), len(requests)
+
+    def _put_growing(self, cells: Ints) -> None:
+        """Put the addresses of what may have grown into the block."""
         follower, table = self._follower, self._follower.context.table
         steps, allocs = follower.context.last_step_of, follower.rules.last_alloc
         for numbers in (steps, allocs):
-            numbers.has_room(len(follower.names))
+            numbers.has_room(len(follower.names) + LIST_ROOM)
         arrays = (steps.values, allocs.values, table.events, table.cells)
         if any(a is not b for a, b in zip(arrays, self._growing, strict=True)):
             self._growing = arrays
@@ -72,6 +110,10 @@ class CompiledLedger:
             State.BATCH_STEPS: context.batch_row_slot.steps.values,
             State.LEDGER_TENANTS: context.table.tenants,
             State.MAP_HEADS: context.table.heads,
+            State.RELEASED: context.table.released,
+            State.RAN: context.table.ran,
+            State.RAN_COUNT: context.table.ran_count,
+            State.FREE_CHAIN: self._follower.free_chain,
         }
         fixed = np.zeros(len(arrays) + 1, dtype=np.int64)
         fixed[0] = 1
@@ -79,22 +121,30 @@ class CompiledLedger:
             fixed[cell - State.HAS_LEDGER] = array.ctypes.data
         return fixed
 
-    def take_back(self, cells: Ints, last_event: int | None) -> None:
+    def take_back(
+        self, cells: Ints, requests: Requests, segment: Segment, last_event: int | None
+    ) -> None:
         """See ``Ledger``."""
         follower = self._follower
         follower.context.table.free = int(cells[State.MAP_FREE])
         follower.go_on_from(int(cells[State.LEDGER_STEP]), int(cells[State.STEPS_SEEN]))
+        for number in self._named[: cells[State.NAMED_COUNT]].tolist():
+            follower.names.code(requests.names[number])
+        for code, event, steps_seen in self._ended[: cells[State.ENDED_COUNT]].tolist():
+            follower.note_end(code, event, steps_seen)
+        for code, event, row in self._matched[: cells[State.MATCHED_COUNT]].tolist():
+            follower.context.note_match(code, segment, row, event)
         if last_event is not None:
             self._diagnoser.book.event_now = last_event
-
-    def code(self, req: str) -> int:
-        return self._follower.names.code(req)
 
     def tenant(self, row: int, req: str, event: int) -> None:
         self._follower.context.row(row).run(self._follower.names.code(req), event)
 
     def make_room(self) -> None:
         self._follower.context.table.make_room(_drop_covered)
+
+    def reason(self, text: str) -> int:
+        return self._follower.rules.state.reason_code(text)
 
     def applied_to(self, segment: Segment) -> int:
         return self._follower.applied_to(segment)

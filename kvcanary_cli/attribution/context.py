@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvcanary_cli.attribution.damage import Cause
+    from kvcanary_cli.trace.segment import Segment
 
     Ints = NDArray[np.int64]
 
@@ -36,27 +37,37 @@ class MapFact:
     owner: int = NOBODY
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RowFacts:
     """One row of the request table.
 
     Attributes:
-        table: Holds its tenant, and its map events.
+        table: Holds its tenants, its map events, and when it was given back.
         row: Its number.
-        ran: The last changes of tenant: (request, event of its forward).
-        released_event, released_by: Last row_release.
     """
 
     table: RowTable
     row: int
-    ran: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=4))
-    released_event: int = NEVER
-    released_by: int = NOBODY
 
     @property
     def tenant(self) -> int:
         """Request that last ran in it."""
         return int(self.table.tenants[self.row])
+
+    @property
+    def ran(self) -> list[tuple[int, int]]:
+        """The last changes of tenant: (request, event of its forward)."""
+        return self.table.last_tenants(self.row)
+
+    @property
+    def released_event(self) -> int:
+        """Last row_release; ``NEVER`` = none."""
+        return int(self.table.released[self.row, 0])
+
+    @property
+    def released_by(self) -> int:
+        """Who gave it back then; ``NOBODY`` = nobody."""
+        return int(self.table.released[self.row, 1])
 
     @property
     def maps(self) -> list[MapFact]:
@@ -66,8 +77,11 @@ class RowFacts:
     def run(self, req: int, event: int) -> None:
         """``req`` runs in the row."""
         if req != self.tenant:
-            self.table.tenants[self.row] = req
-            self.ran.append((req, event))
+            self.table.run(self.row, req, event)
+
+    def release(self, event: int, req: int) -> None:
+        """``req`` gives the row back."""
+        self.table.released[self.row] = event, req
 
     def taker(self, victim: int, since: int) -> int:
         """Who else than ``victim`` ran in the row after event ``since``; ``NOBODY`` = nobody."""
@@ -124,23 +138,23 @@ class MatchFact:
 
     Attributes:
         event, entry: Of the match.
-        slots: From position 0 on.
+        slots: [n] int32, from position 0 on.
         namespace: What the request asked under, None = not recorded.
         published: What the entry was published under, None = not recorded.
     """
 
     event: int
     entry: str
-    slots: tuple[int, ...]
+    slots: NDArray[np.int32]
     namespace: str | None = None
     published: str | None = None
 
     def __contains__(self, slot: int) -> bool:
-        return slot in self.slots
+        return bool((self.slots == slot).any())
 
     def position(self, slot: int) -> int:
-        """Position that the match serves from ``slot``."""
-        return self.slots.index(slot)
+        """Position that the match serves from ``slot``, which is one of its slots."""
+        return int((self.slots == slot).argmax())
 
 
 @dataclass(slots=True)
@@ -235,6 +249,18 @@ class Context:
 
     def match(self, req: int, fact: MatchFact) -> None:
         self.matches.setdefault(req, deque(maxlen=64)).append(fact)
+
+    def note_match(self, req: int, segment: Segment, row: int, event: int) -> None:
+        """Remember the match in row ``row`` of its table, of the request with code ``req``."""
+        slots = segment.tables["match"].get_ints("slots", row)
+        assert slots is not None
+        entry = segment.text("match", "entry", row) or ""
+        asked = None
+        if "namespace" in segment.tables["match"].columns:
+            asked = segment.text("match", "namespace", row)
+        namespace = None if asked is None else self.namespace(asked)
+        fact = MatchFact(event, entry, slots.astype("i4"), namespace, self.entries.get(entry))
+        self.match(req, fact)
 
     def matched(self, req: int, slot: int) -> MatchFact | None:
         """The newest match of ``req`` that served ``slot``."""

@@ -125,6 +125,11 @@ class Diagnoser:
         elif kind == "match":
             races.match(segment, row, event)
 
+    @property
+    def watches_matches(self) -> bool:
+        """Whether a match may tell more than whose slots it serves."""
+        return self._races.any
+
     def ledger(self) -> CompiledLedger | None:
         """What compiled code keeps of the ledger; ranks are compared by every event."""
         return None if self.record.kept else CompiledLedger(self)

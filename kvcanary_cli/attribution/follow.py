@@ -12,7 +12,6 @@ from kvcanary_cli.abi.constants import PADDING_ROW, ForwardMode, PoolKind
 from kvcanary_cli.attribution.context import (
     AcceptFact,
     Context,
-    MatchFact,
     PutFact,
 )
 from kvcanary_cli.attribution.event_runs import EventRuns
@@ -195,15 +194,7 @@ class Follower:
             owners, publisher = self.rules.state.owner[slots], self.context.unlisted[entry]
             self.rules.share(slots[owners == publisher if publisher is not None else owners > TREE])
         self.rules.match(req, slots, event)
-        namespace = None
-        if "namespace" in segment.tables["match"].columns:
-            namespace = segment.text("match", "namespace", row)
-        if namespace is not None:
-            namespace = self.context.namespace(namespace)
-        fact = MatchFact(
-            event, entry, tuple(slots.tolist()), namespace, self.context.entries.get(entry)
-        )
-        self.context.match(self.names.code(req), fact)
+        self.context.note_match(self.names.code(req), segment, row, event)
 
     def _on_fork(self, segment: Segment, row: int, event: int) -> None:
         table = segment.tables["fork"]
@@ -236,8 +227,7 @@ class Follower:
     def _on_row_release(self, segment: Segment, row: int, event: int) -> None:
         table = segment.tables["row_release"]
         facts = self.context.row(table.get_int("row", row) or 0)
-        facts.released_event = event
-        facts.released_by = self.names.code(segment.text("row_release", "req", row) or "")
+        facts.release(event, self.names.code(segment.text("row_release", "req", row) or ""))
 
     def _begin_again(self, owner: str, event: int) -> None:
         """An ended request that gets slots is a new one under an old name.
@@ -251,9 +241,14 @@ class Follower:
             self.rules.born[code] = event
 
     def _end(self, kind: str, segment: Segment, row: int, event: int) -> None:
-        code = self.names.code(segment.text(kind, "req", row) or "")
+        self.note_end(
+            self.names.code(segment.text(kind, "req", row) or ""), event, self._steps_seen
+        )
+
+    def note_end(self, code: int, event: int, steps_seen: int) -> None:
+        """A request ended, when there had been so many steps."""
         self.context.ended[code] = event
-        self._end_steps[code] = (event, self._steps_seen)
+        self._end_steps[code] = (event, steps_seen)
 
     def _on_finish(self, segment: Segment, row: int, event: int) -> None:
         self._end("finish", segment, row, event)

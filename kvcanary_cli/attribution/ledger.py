@@ -43,6 +43,9 @@ class Names:
             self._names.append(name)
         return code
 
+    def find(self, name: str) -> int | None:
+        return self._codes.get(name)
+
     def __len__(self) -> int:
         return len(self._names)
 

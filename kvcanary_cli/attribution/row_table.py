@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvcanary_cli.attribution.ledger import NEVER, NOBODY
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 #: Nothing is known of a row.
 NO_ROW = -2
+#: Changes of tenant that are kept of each row.
+RAN = 4
 #: No node of a list follows.
 END = -1
 _START, _STOP, _OWNER, _NEXT = range(4)
@@ -31,6 +35,10 @@ class RowTable:
         events: [nodes] event of each.
         cells: [nodes, 4] int32: first cell, one behind the last, owner of the last slot, next node.
         free: First node that is not in use.
+        ran: [rows, RAN, 2] the last changes of tenant, (request, event of its forward), each in the
+            place of its number modulo ``RAN``.
+        ran_count: [rows] changes of tenant.
+        released: [rows, 2] event of the last row_release, and who gave the row back.
     """
 
     def __init__(self) -> None:
@@ -39,6 +47,7 @@ class RowTable:
         self.events: Ints = np.zeros(0, dtype=np.int64)
         self.cells: NDArray[np.int32] = np.zeros((0, 4), dtype=np.int32)
         self.free = END
+        self.ran, self.ran_count, self.released = _tenancies(8)
         self.grow(64)
 
     def has_rows(self, rows: int) -> None:
@@ -47,6 +56,22 @@ class RowTable:
         if rows > len(self.heads):
             self.tenants = np.append(self.tenants, np.full(more, NO_ROW, dtype=np.int64))
             self.heads = np.append(self.heads, np.full(more, END, dtype=np.int64))
+            ran, ran_count, released = _tenancies(more)
+            self.ran = np.append(self.ran, ran, axis=0)
+            self.ran_count = np.append(self.ran_count, ran_count)
+            self.released = np.append(self.released, released, axis=0)
+
+    def run(self, row: int, req: int, event: int) -> None:
+        """Another request than before runs in a row."""
+        count = int(self.ran_count[row])
+        self.tenants[row], self.ran_count[row] = req, count + 1
+        self.ran[row, count % RAN] = req, event
+
+    def last_tenants(self, row: int) -> list[tuple[int, int]]:
+        """The last changes of tenant, oldest first: (request, event of its forward)."""
+        count = int(self.ran_count[row])
+        each = [self.ran[row, k % RAN].tolist() for k in range(max(0, count - RAN), count)]
+        return [(req, event) for req, event in each]
 
     def make_room(self, drop_covered: Callable[[RowTable], int] | None = None) -> None:
         """Have a free node when there is none.
@@ -121,3 +146,10 @@ class RowTable:
             start, stop, owner, below = self.cells[node].tolist()
             yield int(self.events[node]), start, stop, owner
             node = below
+
+
+def _tenancies(rows: int) -> tuple[Ints, Ints, Ints]:
+    """``ran``, ``ran_count`` and ``released`` of rows that nobody ran in."""
+    released = np.full((rows, 2), NEVER, dtype=np.int64)
+    released[:, 1] = NOBODY
+    return np.zeros((rows, RAN, 2), dtype=np.int64), np.zeros(rows, dtype=np.int64), released

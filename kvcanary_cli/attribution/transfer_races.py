@@ -143,6 +143,10 @@ class TransferRaces:
         cause = self._found(window, slots, event, copied=True)
         return dict.fromkeys(slots.tolist(), cause)
 
+    @property
+    def any(self) -> bool:
+        return bool(self._races)
+
     def match(self, segment: Segment, row: int, event: int) -> None:
         """A ``match`` of a key that a store poisoned."""
         if not self._races:

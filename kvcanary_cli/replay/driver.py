@@ -16,14 +16,10 @@ from kvcanary_cli.capacities.checks import CapacityViolation, check_plan_rows
 from kvcanary_cli.replay import copies, cut_restore
 from kvcanary_cli.replay.capacity_limits import NOT_CHECKED, for_manager
 from kvcanary_cli.replay.collector import Tally
-from kvcanary_cli.replay.compiled import (
-    COMPILED_KINDS,
-    CompiledEvents,
-    allows_compiled,
-    is_large,
-)
+from kvcanary_cli.replay.compiled import CompiledEvents, allows_compiled, is_large
 from kvcanary_cli.replay.conclude import conclude
 from kvcanary_cli.replay.cut_header import cut_info, within_cut
+from kvcanary_cli.replay.event_columns import COMPILED_KINDS
 from kvcanary_cli.replay.forwards import Forward, read_forward
 from kvcanary_cli.replay.options import Mode, RealData, ReplayOptions
 from kvcanary_cli.replay.pool import PoolState

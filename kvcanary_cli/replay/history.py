@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvcanary_cli.abi.constants import NO_EXPECTED_TOKEN
-from kvcanary_cli.backends.cpu.event_state import Request
+from kvcanary_cli.backends.cpu.event_state import HistoryNumber, Request
 from kvcanary_cli.replay.requests import NONE
+from kvcanary_cli.replay.token_store import TokenStore
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvcanary_cli.replay.known import Known
     from kvcanary_cli.replay.requests import Requests
+
+    Ints = NDArray[np.int64]
 
 _FIRST_CAPACITY = 64
 
@@ -35,16 +38,23 @@ class _Prints:
 class TokenHistories:
     """True tokens of every request that may still be read.
 
-    A request's tokens stand in the pool's row that it is bound to, or else in an array of its own.
+    A request's tokens stand in the pool's row that it is bound to, or else in the store.
 
     Args:
-        requests: Numbers requests; keeps length and row of each history.
+        requests: Numbers requests; keeps length and place of each history.
         rows: Rows of the request table.
         row_len: Cells of a row; tokens past it are dropped.
         keep_tokens: Tokens of ended requests that are kept, because an overrun forward may still
             read them; the oldest go first.
         keep_kv: Whether the last recorded fingerprint of each position is kept too (for copies
             whose source is a request's position).
+
+    Attributes:
+        pool: [rows, row_len] tokens by table row.
+        row_req: [rows] request that is bound to each row, -1 = none.
+        numbers: Further numbers, see ``HistoryNumber``; compiled code keeps them, too.
+        store: Tokens that no row holds.
+        known: Whom to tell which tokens of a row change.
     """
 
     def __init__(
@@ -54,30 +64,38 @@ class TokenHistories:
         self.pool = np.zeros((rows, row_len), dtype=np.int64)
         self._requests = requests
         self._row_len = row_len
-        self._row_req: list[int] = [NONE] * rows
-        # Known requests, oldest first, and the tokens of those that are bound to no row.
-        self._by_req: dict[str, int] = {}
-        self._own: dict[int, NDArray[np.int64]] = {}
+        self.row_req: Ints = np.full(rows, NONE, dtype=np.int64)
+        self.numbers: Ints = np.zeros(len(HistoryNumber), dtype=np.int64)
+        self.numbers[[HistoryNumber.ENDED_FIRST, HistoryNumber.ENDED_LAST]] = NONE
+        self.numbers[HistoryNumber.KEEP_TOKENS] = keep_tokens
+        self.store = TokenStore(requests, self.numbers)
         self._prints: dict[int, _Prints] = {}
-        self._ended: dict[str, int] = {}
-        self._ended_tokens = 0
-        self._keep_tokens = keep_tokens
         self._keep_kv = keep_kv
-        self.any = False
         self.known: list[Known] = []
-        """Whom to tell which tokens of a row change."""
 
     @property
     def keeps_kv(self) -> bool:
         return self._keep_kv
 
+    @property
+    def any(self) -> bool:
+        """Whether any history was told."""
+        return bool(self.numbers[HistoryNumber.ANY])
+
+    def _find(self, req: str) -> int | None:
+        """Number of a request whose history is known."""
+        code = self._requests.find(req)
+        if code is None or not self._requests.cells[code, Request.HISTORY_KNOWN]:
+            return None
+        return code
+
     def _get(self, req: str) -> int:
-        code = self._by_req.get(req)
-        if code is None:
-            code = self._by_req[req] = self._requests.code(req)
-            self._own[code] = np.full(_FIRST_CAPACITY, NO_EXPECTED_TOKEN, dtype=np.int64)
-            cells = self._requests.cells[code]
-            cells[[Request.HISTORY_LEN, Request.HISTORY_ROW, Request.HISTORY_KNOWN]] = 0, NONE, 1
+        code = self._requests.code(req)
+        cells = self._requests.cells[code]
+        if not cells[Request.HISTORY_KNOWN]:
+            self.numbers[HistoryNumber.SERIAL] += 1
+            cells[[Request.HISTORY_LEN, Request.HISTORY_ROW]] = 0, NONE
+            cells[Request.HISTORY_KNOWN] = self.numbers[HistoryNumber.SERIAL]
         return code
 
     def _length(self, code: int) -> int:
@@ -86,13 +104,17 @@ class TokenHistories:
     def _row(self, code: int) -> int:
         return int(self._requests.cells[code, Request.HISTORY_ROW])
 
-    def extend(self, req: str, start: int, ids: NDArray[np.int64]) -> None:
+    def _has_ended(self, code: int) -> bool:
+        return bool(self._requests.cells[code, Request.HISTORY_ENDED])
+
+    def extend(self, req: str, start: int, ids: Ints) -> None:
         """Tokens of ``req`` from position ``start`` on; positions left out stay unknown (-1)."""
-        self.any = True
-        if start == 0 and req in self._ended:
-            self._forget(req)  # A new request under the name of one that ended.
+        self.numbers[HistoryNumber.ANY] = 1
+        known = self._find(req)
+        if start == 0 and known is not None and self._has_ended(known):
+            self._forget(known)  # A new request under the name of one that ended.
         code = self._get(req)
-        self._revive(req)
+        self._revive(code)
         end = min(start + len(ids), self._row_len)
         if end <= start:
             return
@@ -105,15 +127,10 @@ class TokenHistories:
                 line[length:start] = NO_EXPECTED_TOKEN
             line[start:end] = ids
         else:
-            own = self._own[code]
-            if end > len(own):
-                grown = np.full(max(end, 2 * len(own)), NO_EXPECTED_TOKEN, dtype=np.int64)
-                grown[: len(own)] = own
-                own = self._own[code] = grown
-            own[start:end] = ids
+            self.store.reserve(code, max(end, _FIRST_CAPACITY))[start:end] = ids
         self._requests.cells[code, Request.HISTORY_LEN] = max(length, end)
 
-    def _tell_change(self, row: int, length: int, start: int, ids: NDArray[np.int64]) -> None:
+    def _tell_change(self, row: int, length: int, start: int, ids: Ints) -> None:
         """Say from which position on the tokens become others than they were."""
         if not self.known:
             return
@@ -124,32 +141,60 @@ class TokenHistories:
             for known in self.known:
                 known.forget_token(row, start + int(np.argmax(differs)))
 
-    def _revive(self, req: str) -> None:
-        tokens = self._ended.pop(req, None)
-        if tokens is not None:
-            self._ended_tokens -= tokens
-            self._requests.cells[self._by_req[req], Request.HISTORY_ENDED] = 0
+    # Requests that ended, in a list through their cells.
 
     def end(self, req: str) -> None:
         """``req`` finished or was aborted: its tokens are kept only while there is room."""
-        code = self._by_req.get(req)
-        if code is None or req in self._ended:
+        code = self._find(req)
+        if code is None or self._has_ended(code):
             return
-        self._ended[req] = self._length(code)
-        self._ended_tokens += self._length(code)
-        self._requests.cells[code, Request.HISTORY_ENDED] = 1
-        while self._ended_tokens > self._keep_tokens and len(self._ended) > 1:
-            self._forget(next(iter(self._ended)))
+        cells, numbers = self._requests.cells, self.numbers
+        last, length = int(numbers[HistoryNumber.ENDED_LAST]), self._length(code)
+        cells[code, Request.HISTORY_ENDED] = 1
+        cells[code, [Request.ENDED_TOKENS, Request.ENDED_BEFORE, Request.ENDED_AFTER]] = (
+            length, last, NONE,
+        )  # fmt: skip
+        if last == NONE:
+            numbers[HistoryNumber.ENDED_FIRST] = code
+        else:
+            cells[last, Request.ENDED_AFTER] = code
+        numbers[HistoryNumber.ENDED_LAST] = code
+        numbers[HistoryNumber.ENDED_COUNT] += 1
+        numbers[HistoryNumber.ENDED_TOKENS] += length
+        while (
+            numbers[HistoryNumber.ENDED_TOKENS] > numbers[HistoryNumber.KEEP_TOKENS]
+            and numbers[HistoryNumber.ENDED_COUNT] > 1
+        ):
+            self._forget(int(numbers[HistoryNumber.ENDED_FIRST]))
 
-    def _forget(self, req: str) -> None:
-        self._revive(req)
-        code = self._by_req.pop(req)
+    def _revive(self, code: int) -> None:
+        """The request goes on, or is forgotten: it has not ended."""
+        if not self._has_ended(code):
+            return
+        cells, numbers = self._requests.cells, self.numbers
+        tokens, before, after = cells[
+            code, [Request.ENDED_TOKENS, Request.ENDED_BEFORE, Request.ENDED_AFTER]
+        ].tolist()
+        if before == NONE:
+            numbers[HistoryNumber.ENDED_FIRST] = after
+        else:
+            cells[before, Request.ENDED_AFTER] = after
+        if after == NONE:
+            numbers[HistoryNumber.ENDED_LAST] = before
+        else:
+            cells[after, Request.ENDED_BEFORE] = before
+        numbers[HistoryNumber.ENDED_COUNT] -= 1
+        numbers[HistoryNumber.ENDED_TOKENS] -= tokens
+        cells[code, Request.HISTORY_ENDED] = 0
+
+    def _forget(self, code: int) -> None:
+        self._revive(code)
         row = self._row(code)
         if row >= 0:
-            self._row_req[row] = NONE
+            self.row_req[row] = NONE
             for known in self.known:
                 known.forget_row(row)
-        self._own.pop(code, None)
+        self.store.drop(code)
         self._prints.pop(code, None)
         self._requests.cells[
             code, [Request.HISTORY_LEN, Request.HISTORY_ROW, Request.HISTORY_KNOWN]
@@ -157,52 +202,63 @@ class TokenHistories:
 
     def bind(self, row: int, req: str) -> int:
         """Put the tokens of ``req`` into the pool's ``row``; how many positions it then has."""
-        code = self._by_req.get(req)
+        code = self._find(req)
         if code is None:
             return 0
         length = self._length(code)
-        former = self._row_req[row]
+        former = int(self.row_req[row])
         if former != code:
             for known in self.known:
                 known.forget_row(row)
             if former != NONE:
-                self._own[former] = self.pool[row, : self._length(former)].copy()
+                told = self._length(former)
+                self.store.reserve(former, told)[:told] = self.pool[row, :told]
                 self._requests.cells[former, Request.HISTORY_ROW] = NONE
             before = self._row(code)
             if before >= 0:
-                self._row_req[before] = NONE
+                self.row_req[before] = NONE
                 self.pool[row, :length] = self.pool[before, :length]
             else:
-                self.pool[row, :length] = self._own.pop(code)[:length]
-            self._row_req[row] = code
+                self.pool[row, :length] = self.store.of(code)[:length]
+                self.store.drop(code)
+            self.row_req[row] = code
             self._requests.cells[code, Request.HISTORY_ROW] = row
         return length
 
-    def tokens(self, req: str) -> NDArray[np.int64]:
+    def tokens(self, req: str) -> Ints:
         """Known tokens of ``req`` from position 0 on; -1 = unknown."""
-        code = self._by_req.get(req)
+        code = self._find(req)
         if code is None:
             return np.empty(0, dtype=np.int64)
         row = self._row(code)
-        return (self.pool[row] if row >= 0 else self._own[code])[: self._length(code)]
+        return (self.pool[row] if row >= 0 else self.store.of(code))[: self._length(code)]
 
     def requests(self) -> list[str]:
-        return list(self._by_req)
+        """Requests whose tokens are known, oldest first."""
+        serials = self._requests.cells[: len(self._requests), Request.HISTORY_KNOWN]
+        known = np.flatnonzero(serials)
+        order = np.argsort(serials[known], kind="stable")
+        return [self._requests.names[code] for code in known[order].tolist()]
 
     def ended(self) -> list[str]:
         """Requests that ended and are still known, oldest first."""
-        return list(self._ended)
+        out = []
+        code = int(self.numbers[HistoryNumber.ENDED_FIRST])
+        while code != NONE:
+            out.append(self._requests.names[code])
+            code = int(self._requests.cells[code, Request.ENDED_AFTER])
+        return out
 
-    def known_kv(self, req: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def known_kv(self, req: str) -> tuple[Ints, Ints]:
         """Positions of ``req`` with a recorded fingerprint, and the fingerprints."""
-        prints = self._prints.get(self._by_req[req])
+        prints = self._prints.get(self._requests.code(req))
         if prints is None:
             empty = np.empty(0, dtype=np.int64)
             return empty, empty
         positions = np.flatnonzero(prints.known)
         return positions, prints.kv[positions]
 
-    def note_kv(self, req: str, positions: NDArray[np.int64], hashes: NDArray[np.int64]) -> None:
+    def note_kv(self, req: str, positions: Ints, hashes: Ints) -> None:
         """Remember the fingerprints recorded for positions of ``req``."""
         if not self._keep_kv or not len(positions):
             return
@@ -219,11 +275,9 @@ class TokenHistories:
         prints.kv[positions] = hashes
         prints.known[positions] = True
 
-    def kv(
-        self, req: str, positions: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def kv(self, req: str, positions: Ints) -> tuple[Ints, NDArray[np.bool_]]:
         """Fingerprints last recorded for positions of ``req``, and which are known."""
-        code = self._by_req.get(req)
+        code = self._find(req)
         prints = None if code is None else self._prints.get(code)
         hashes = np.zeros(len(positions), dtype=np.int64)
         known = np.zeros(len(positions), dtype=np.bool_)

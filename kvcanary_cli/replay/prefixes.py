@@ -7,11 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvcanary_cli.backends.cpu.event_state import Entry, PrefixNumber
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    Ints = NDArray[np.int64]
+
 # No slot was given back this often: a slot made then is never what it was.
 _GONE = -1
+_FIRST_ENTRIES, _FIRST_PLACES = 64, 1024
+# Names of entries that are not visible any more are dropped when there are so many, and most are.
+_OLD_NAMES = 4096
+_HIDDEN = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,21 +32,44 @@ class SweepEntries:
 
 
 class PrefixIndex:
-    """Published prefixes. Slots that the tree gave back to the free list drop out."""
+    """Published prefixes. Slots that the tree gave back to the free list drop out.
+
+    Attributes:
+        cells: [room, fields] int64, columns as in ``Entry``; replaced when it grows.
+        places: [room, 2] int32: a slot of an entry, and how often the tree had given it back when
+            the entry was published; the slot counts while that is so. Replaced when it is full.
+        numbers: Further numbers, see ``PrefixNumber``; compiled code keeps them, too.
+        returns: [slots] int32, how often the tree gave each slot back.
+    """
 
     def __init__(self, num_slots: int) -> None:
-        self._entries: dict[str, SweepEntries] = {}
-        self._made: dict[str, NDArray[np.int32]] = {}
-        # How often the tree gave each slot back: an entry's slot counts only while that is
-        # what it was when the entry was published.
-        self._returns = np.zeros(num_slots, dtype=np.int32)
-        self.unplaced = 0
+        self.cells = _hidden(_FIRST_ENTRIES)
+        self.places: NDArray[np.int32] = np.zeros((_FIRST_PLACES, 2), dtype=np.int32)
+        self.numbers: Ints = np.zeros(len(PrefixNumber), dtype=np.int64)
+        self.numbers[PrefixNumber.ROOM] = _FIRST_PLACES
+        self.returns: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
+        self._codes: dict[str, int] = {}
+        self._names: list[str] = []
+
+    @property
+    def unplaced(self) -> int:
         """Slots published without a position that the trace shows; sweeps leave them out."""
+        return int(self.numbers[PrefixNumber.UNPLACED])
+
+    def code(self, entry: str) -> int:
+        """Number of an entry, good until ``forget_names``."""
+        code = self._codes.get(entry)
+        if code is None:
+            code = self._codes[entry] = len(self._names)
+            self._names.append(entry)
+            if code == len(self.cells):
+                self.cells = np.concatenate([self.cells, _hidden(len(self.cells))])
+        return code
 
     def publish(
         self,
         entry: str,
-        slots: NDArray[np.int64],
+        slots: Ints,
         row: NDArray[np.int32] | None,
     ) -> None:
         """Make ``entry`` visible.
@@ -56,7 +87,7 @@ class PrefixIndex:
         if row is not None:
             place = _find_run(row, slots)
             if place is None:
-                self.unplaced += len(slots)
+                self.numbers[PrefixNumber.UNPLACED] += len(slots)
                 return
             start, first_prev = place
         self.place(entry, slots, start, first_prev)
@@ -64,10 +95,10 @@ class PrefixIndex:
     def place(
         self,
         entry: str,
-        slots: NDArray[np.int64],
+        slots: Ints,
         start: int,
         prev_slot: int,
-        gone: NDArray[np.int64] | None = None,
+        gone: Ints | None = None,
     ) -> None:
         """Make ``entry`` visible at positions ``start`` on, behind ``prev_slot`` (-1 = head).
 
@@ -76,43 +107,78 @@ class PrefixIndex:
         self.unpublish(entry)
         if not len(slots):
             return
-        prev_slots = np.empty(len(slots), dtype=np.int64)
-        prev_slots[0] = prev_slot
-        prev_slots[1:] = slots[:-1]
-        self._made[entry] = self._returns[slots]
+        self.make_room(len(slots))
+        at, code = int(self.numbers[PrefixNumber.USED]), self.code(entry)
+        self.numbers[PrefixNumber.USED] += len(slots)
+        self.numbers[PrefixNumber.SERIAL] += 1
+        places = self.places[at : at + len(slots)]
+        places[:, 0], places[:, 1] = slots, self.returns[slots]
         if gone is not None:
-            self._made[entry][np.isin(slots, gone)] = _GONE
-        self._entries[entry] = SweepEntries(
-            slots.copy(), np.arange(start, start + len(slots), dtype=np.int64), prev_slots
-        )
+            places[np.isin(slots, gone), 1] = _GONE
+        cells = self.cells[code]
+        cells[[Entry.AT, Entry.LEN, Entry.START, Entry.PREV]] = at, len(slots), start, prev_slot
+        cells[Entry.SERIAL] = self.numbers[PrefixNumber.SERIAL]
 
     def unpublish(self, entry: str) -> None:
-        self._entries.pop(entry, None)
-        self._made.pop(entry, None)
+        code = self._codes.get(entry)
+        if code is not None:
+            self.cells[code, Entry.AT] = _HIDDEN
 
-    def drop_slots(self, slots: NDArray[np.int64]) -> None:
+    def drop_slots(self, slots: Ints) -> None:
         """The tree gave ``slots`` back."""
-        self._returns[slots] += 1
+        self.returns[slots] += 1
+
+    def make_room(self, more: int) -> None:
+        """Let ``more`` places follow those of visible entries."""
+        if self.numbers[PrefixNumber.USED] + more <= len(self.places):
+            return
+        visible = self._visible()
+        lengths = self.cells[visible, Entry.LEN]
+        live = int(lengths.sum())
+        # Twice what is needed: closing the gaps costs no more than filling what is left.
+        places = np.zeros((max(len(self.places), 2 * (live + more)), 2), dtype=np.int32)
+        starts = np.cumsum(lengths) - lengths
+        for code, at, length in zip(
+            visible.tolist(), starts.tolist(), lengths.tolist(), strict=True
+        ):
+            places[at : at + length] = self._places(code)
+        self.cells[visible, Entry.AT] = starts
+        self.places = places
+        self.numbers[[PrefixNumber.USED, PrefixNumber.ROOM]] = live, len(places)
+
+    def forget_names(self) -> None:
+        """Drop the names of entries that nobody sees, if there are many; numbers change then."""
+        visible = self._visible()
+        if len(self._names) < _OLD_NAMES + 2 * len(visible):
+            return
+        self._names = [self._names[code] for code in visible.tolist()]
+        self._codes = {name: code for code, name in enumerate(self._names)}
+        cells = _hidden(max(_FIRST_ENTRIES, 2 * len(visible)))
+        cells[: len(visible)] = self.cells[visible]
+        self.cells = cells
 
     def visible(self) -> dict[str, SweepEntries]:
-        return self._entries
+        """All entries, in order of publication."""
+        return {self._names[code]: self._entry(code) for code in self._visible().tolist()}
 
-    def gone(self, entry: str) -> NDArray[np.int64]:
+    def gone(self, entry: str) -> Ints:
         """Slots of ``entry`` that the tree gave back since it was published."""
-        slots = self._entries[entry].slots
-        gone: NDArray[np.int64] = slots[self._returns[slots] != self._made[entry]]
+        places = self._places(self._codes[entry])
+        gone: Ints = places[self.returns[places[:, 0]] != places[:, 1], 0].astype(np.int64)
         return gone
 
     def entries(self) -> SweepEntries:
         """What a sweep verifies now: every place once, in order of publication."""
-        if not self._entries:
+        codes = self._visible().tolist()
+        if not codes:
             empty = np.empty(0, dtype=np.int64)
             return SweepEntries(empty, empty, empty)
-        slots = np.concatenate([e.slots for e in self._entries.values()])
-        positions = np.concatenate([e.positions for e in self._entries.values()])
-        prev_slots = np.concatenate([e.prev_slots for e in self._entries.values()])
-        made = np.concatenate([self._made[entry] for entry in self._entries])
-        keep = self._returns[slots] == made
+        each = [self._entry(code) for code in codes]
+        slots = np.concatenate([e.slots for e in each])
+        positions = np.concatenate([e.positions for e in each])
+        prev_slots = np.concatenate([e.prev_slots for e in each])
+        made = np.concatenate([self._places(code)[:, 1] for code in codes])
+        keep = self.returns[slots] == made
         slots, positions, prev_slots = slots[keep], positions[keep], prev_slots[keep]
         # Entries share their common prefix. A slot that stands at two places is two entries: that
         # is the corruption a sweep is there to see.
@@ -120,8 +186,30 @@ class PrefixIndex:
         first = np.sort(np.unique(places, axis=0, return_index=True)[1])
         return SweepEntries(slots[first], positions[first], prev_slots[first])
 
+    def _visible(self) -> Ints:
+        """Numbers of the visible entries, in order of publication."""
+        cells = self.cells[: len(self._names)]
+        visible = np.flatnonzero(cells[:, Entry.AT] != _HIDDEN)
+        order: Ints = visible[np.argsort(cells[visible, Entry.SERIAL], kind="stable")]
+        return order
 
-def _find_run(row: NDArray[np.int32], slots: NDArray[np.int64]) -> tuple[int, int] | None:
+    def _places(self, code: int) -> NDArray[np.int32]:
+        at, length = self.cells[code, [Entry.AT, Entry.LEN]].tolist()
+        return self.places[at : at + length]
+
+    def _entry(self, code: int) -> SweepEntries:
+        slots = self._places(code)[:, 0].astype(np.int64)
+        start, prev_slot = self.cells[code, [Entry.START, Entry.PREV]].tolist()
+        prev_slots = np.append(prev_slot, slots[:-1])
+        return SweepEntries(slots, np.arange(start, start + len(slots)), prev_slots)
+
+
+def _hidden(count: int) -> Ints:
+    """Cells of entries that are not visible."""
+    return np.full((count, len(Entry)), _HIDDEN, dtype=np.int64)
+
+
+def _find_run(row: NDArray[np.int32], slots: Ints) -> tuple[int, int] | None:
     """Where ``row`` holds ``slots`` as a run: (first position, slot before it or -1)."""
     for start in np.flatnonzero(row == slots[0]).tolist():
         if start + len(slots) <= len(row) and np.array_equal(

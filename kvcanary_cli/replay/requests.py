@@ -84,5 +84,5 @@ class RowOf:
 
 def _room(rows: int) -> NDArray[np.int64]:
     cells = np.zeros((rows, FIELDS), dtype=np.int64)
-    cells[:, [Request.HISTORY_ROW, Request.TABLE_ROW, Request.LEDGER_CODE]] = NONE
+    cells[:, [Request.HISTORY_ROW, Request.TABLE_ROW, Request.LEDGER_CODE, Request.STORE_AT]] = NONE
     return cells

@@ -10,9 +10,9 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from kvcanary_cli.replay.compiled import Ledger
     from kvcanary_cli.replay.forwards import Forward
     from kvcanary_cli.replay.violations import ViolationChunk
+    from kvcanary_cli.replay.watched_ledger import Ledger
     from kvcanary_cli.trace.segment import Segment
 
 

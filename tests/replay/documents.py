@@ -102,11 +102,20 @@ def _random_event(rng: random.Random, head: Event, events: Sequence[Event]) -> l
         case "alloc" | "free":
             return [{"kind": kind, "owner": owner, "slots": list(dict.fromkeys(slots()))}]
         case "own":
-            return [{"kind": "own", "from": other, "owner": owner, "slots": slots()}]
+            event = {"kind": "own", "from": other, "owner": owner, "slots": slots()}
+            return [event | ({"entry": rng.choice(_ENTRIES)} if rng.random() < 0.4 else {})]
         case "fork":
             return [{"kind": "fork", "parent": owner, "child": other, "shared": slots()}]
         case "publish":
-            return [{"kind": "publish", "entry": "soup", "req": owner, "slots": slots()}]
+            event = {"kind": "publish", "entry": rng.choice(_ENTRIES), "slots": slots()}
+            return [event | ({"req": owner} if rng.random() < 0.7 else {})]
+        case "unpublish":
+            return [{"kind": "unpublish", "entry": rng.choice(_ENTRIES)}]
+        case "match":
+            entry = rng.choice(_ENTRIES)
+            return [{"kind": "match", "req": owner, "entry": entry, "slots": slots()}]
+        case "again":
+            return _again(rng, events)
         case "lut" if pool.get("swa_slots"):
             full = slots()
             return [
@@ -122,7 +131,21 @@ def _random_event(rng: random.Random, head: Event, events: Sequence[Event]) -> l
     return [{"kind": "row_release", "row": rng.randrange(1, pool["rows"]), "req": owner}]
 
 
+def _again(rng: random.Random, events: Sequence[Event]) -> list[Event]:
+    """Slots that some event named are given, taken or freed once more, by the same or another."""
+    told = [event for event in events if event["kind"] in ("alloc", "free", "own")]
+    if not told:
+        return []
+    event = rng.choice(told)
+    names = [event.get("from", event["owner"]), rng.choice(told)["owner"]]
+    kind, owner = rng.choice(["alloc", "free", "free", "own", "own"]), rng.choice(names)
+    if kind == "own":
+        return [{"kind": kind, "from": rng.choice(names), "owner": owner, "slots": event["slots"]}]
+    return [{"kind": kind, "owner": owner, "slots": event["slots"]}]
+
+
+_ENTRIES = ("soup", "any", "e1", "e2")
 _KINDS = (
     "map", "map", "history", "history", "copy", "kv_hash", "alloc", "free", "own", "fork",
-    "publish", "lut", "end", "row_release",
+    "publish", "unpublish", "match", "again", "again", "lut", "end", "row_release",
 )  # fmt: skip

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from kvcanary_cli.abi.constants import LaunchTag
 from kvcanary_cli.backends.cpu.event_known import learn_reads, learn_writes
+from kvcanary_cli.backends.cpu.event_names import lacks_names
 from kvcanary_cli.backends.cpu.event_reads import ask_for_cell, cells_are_right
 from kvcanary_cli.backends.cpu.event_rows import ask_for_row, prepare_row
-from kvcanary_cli.backends.cpu.event_state import Columns, Mode, Request, State, Stop
+from kvcanary_cli.backends.cpu.event_state import LIST_ROOM, Columns, Mode, Request, State, Stop
 from kvcanary_cli.backends.cpu.event_writes import write_row
 from kvcanary_cli.backends.cpu.jit import helper
 from kvcanary_cli.backends.cpu.memory import load_i32, load_i64, load_u8, prefetch, store_i64
@@ -62,9 +63,7 @@ _FORWARDS, _STEPS, _CHECKED_STEPS, _LAST_STEP, _LAST_CHECKED = (
 _VERIFY_CAPACITY, _REQUEST_CAPACITY, _TOKEN_CAPACITY = (
     int(cell) for cell in (State.VERIFY_CAPACITY, State.REQUEST_CAPACITY, State.TOKEN_CAPACITY)
 )
-_NEW_REQUESTS, _NEW_COUNT, _NEW_ROOM = (
-    int(cell) for cell in (State.NEW_REQUESTS, State.NEW_COUNT, State.NEW_ROOM)
-)
+_NEW_REQUESTS, _NEW_COUNT = int(State.NEW_REQUESTS), int(State.NEW_COUNT)
 _HAS_LEDGER, _LAST_STEPS = int(State.HAS_LEDGER), int(State.LAST_STEPS)
 _LEDGER_STEP, _STEPS_SEEN = int(State.LEDGER_STEP), int(State.STEPS_SEEN)
 _BATCH_SLOTS, _BATCH_STEPS = int(State.BATCH_SLOTS), int(State.BATCH_STEPS)
@@ -118,7 +117,7 @@ def take_forward(state, columns, at, event, out):  # type: ignore[no-untyped-def
         return _GENERAL
     if num_tokens > load_i64(state, _TOKEN_CAPACITY):
         return _GENERAL
-    if load_i64(state, _NEW_ROOM) - load_i64(state, _NEW_COUNT) < bs:
+    if load_i64(state, _NEW_COUNT) + bs > LIST_ROOM or lacks_names(state, bs):
         return _ROOM
     stamp = load_i64(state, _STAMP) + 1
     store_i64(state, _STAMP, stamp)
@@ -156,6 +155,7 @@ def take_forward(state, columns, at, event, out):  # type: ignore[no-untyped-def
             first_token + tokens,
             columns,
             stamp,
+            event,
             out,
         )
         if why != _END:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from kvcanary_cli.backends.cpu.event_histories import bind_history
 from kvcanary_cli.backends.cpu.event_known import forget_row, forget_slot
+from kvcanary_cli.backends.cpu.event_names import code_of
 from kvcanary_cli.backends.cpu.event_records import (
     HALF_LINE,
     LANE,
@@ -10,6 +12,7 @@ from kvcanary_cli.backends.cpu.event_records import (
     OWNERSHIP,
     place,
 )
+from kvcanary_cli.backends.cpu.event_requests import NO_ROW, note_tenant
 from kvcanary_cli.backends.cpu.event_state import Columns, Request, State, Stop
 from kvcanary_cli.backends.cpu.jit import inlined
 from kvcanary_cli.backends.cpu.known import expected_token
@@ -22,11 +25,9 @@ _AHEAD, _ROWS_AHEAD = 16, 8
 
 _FIELDS = len(Request)
 _HISTORY_LEN, _HISTORY_ROW = int(Request.HISTORY_LEN), int(Request.HISTORY_ROW)
-_HISTORY_KNOWN, _CODE = int(Request.HISTORY_KNOWN), int(Request.LEDGER_CODE)
+_HISTORY_KNOWN = int(Request.HISTORY_KNOWN)
 
-_END, _GENERAL, _BIND, _NAME, _TENANT = (
-    int(stop) for stop in (Stop.END, Stop.GENERAL, Stop.BIND, Stop.NAME, Stop.TENANT)
-)
+_END, _GENERAL, _TENANT = int(Stop.END), int(Stop.GENERAL), int(Stop.TENANT)
 
 _C_IDS, _C_POSITIONS, _C_LOCS = (
     int(cell) for cell in (Columns.IDS, Columns.POSITIONS, Columns.LOCS)
@@ -41,9 +42,7 @@ _HEAD, _TAIL, _SLOTS, _RECORDS = (
 _CHECKED, _LIMITS, _AGAIN, _TENANTS = (
     int(cell) for cell in (State.CHECKED, State.LIMITS, State.AGAIN, State.TENANTS)
 )
-_POOL, _POOL_WIDTH, _HAS_TOKENS, _REQUESTS = (
-    int(cell) for cell in (State.POOL, State.POOL_WIDTH, State.HAS_TOKENS, State.REQUESTS)
-)
+_POOL, _POOL_WIDTH, _REQUESTS = int(State.POOL), int(State.POOL_WIDTH), int(State.REQUESTS)
 _HAS_LEDGER, _OWNERSHIP, _WRITES = (
     int(cell) for cell in (State.HAS_LEDGER, State.OWNERSHIP, State.WRITES)
 )
@@ -117,7 +116,7 @@ def _look_at_tokens(state, row, prefix, extend, first, columns, limit, writer, s
 
 
 @inlined
-def prepare_row(state, row, req, prefix, extend, first, columns, stamp, out):  # type: ignore[no-untyped-def]
+def prepare_row(state, row, req, prefix, extend, first, columns, stamp, event, out):  # type: ignore[no-untyped-def]
     """Look at one row of the batch; ``Stop.END`` if it may be taken.
 
     Args:
@@ -133,25 +132,22 @@ def prepare_row(state, row, req, prefix, extend, first, columns, stamp, out):  #
         return _GENERAL
     facts = load_i64(state, _REQUESTS) + req * _FIELDS * 8
     limit = 0
-    if (
-        load_i64(state, _POOL) != 0
-        and load_i64(state, _HAS_TOKENS) != 0
-        and load_i64(facts, _HISTORY_KNOWN) != 0
-    ):
+    if load_i64(state, _POOL) != 0 and load_i64(facts, _HISTORY_KNOWN) != 0:
         if load_i64(facts, _HISTORY_ROW) != row:
-            store_i64(out, 1, row)
-            store_i64(out, 2, req)
-            return _BIND
+            why = bind_history(state, row, req, out)
+            if why != _END:
+                return why
         limit = load_i64(facts, _HISTORY_LEN)
-    code = load_i64(facts, _CODE)
+    code = -1
     if load_i64(state, _HAS_LEDGER) != 0:
-        if code < 0:
-            store_i64(out, 1, req)
-            return _NAME
-        if load_i64(load_i64(state, _LEDGER_TENANTS), row) != code:
+        code = code_of(state, req)
+        tenant = load_i64(load_i64(state, _LEDGER_TENANTS), row)
+        if tenant == NO_ROW:
             store_i64(out, 1, row)
             store_i64(out, 2, req)
             return _TENANT
+        if tenant != code:
+            note_tenant(state, row, code, event)
     if load_i64(load_i64(state, _AGAIN), row) != 0:
         return _GENERAL
     tenants, limits = load_i64(state, _TENANTS), load_i64(state, _LIMITS)

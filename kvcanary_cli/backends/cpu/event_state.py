@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from enum import IntEnum, auto
 
+#: Room of the lists that a kernel fills.
+LIST_ROOM = 1 << 14
+
 
 class State(IntEnum):
     """Cells of the block of a replay. An array's type is int64 unless it says otherwise."""
@@ -35,7 +38,6 @@ class State(IntEnum):
     # replay.history, replay.requests
     POOL = auto()  # [rows, row_len], 0 = no tokens are compared
     POOL_WIDTH = auto()
-    HAS_TOKENS = auto()  # whether any history was told
     REQUESTS = auto()
     # Counts
     KERNEL_RUNS = auto()  # [tags]
@@ -51,9 +53,8 @@ class State(IntEnum):
     VERIFY_CAPACITY = auto()  # the largest int64 = none
     REQUEST_CAPACITY = auto()
     TOKEN_CAPACITY = auto()
-    NEW_REQUESTS = auto()  # [room] requests that forwards named for the first time
+    NEW_REQUESTS = auto()  # [LIST_ROOM] requests that forwards named for the first time
     NEW_COUNT = auto()
-    NEW_ROOM = auto()
     # The ledger; without one HAS_LEDGER is 0 and the rest is not read.
     HAS_LEDGER = auto()
     OWNERSHIP = auto()  # [slots] ``OWNERSHIP`` records
@@ -62,6 +63,10 @@ class State(IntEnum):
     MAP_HEADS = auto()  # [rows] newest node of each row, -1 = none
     BATCH_SLOTS = auto()  # [rows] slot that a batch row last decoded into
     BATCH_STEPS = auto()  # [rows] and the step
+    RELEASED = auto()  # [rows, 2] event of the last row_release, and who gave the row back
+    RAN = auto()  # [rows, 4, 2] the last changes of tenant: code, event of the forward
+    RAN_COUNT = auto()  # [rows] changes of tenant
+    FREE_CHAIN = auto()  # [slots] chain value that a slot held when it was freed
     # Up to here the ledger's cells stay as they are for a whole replay.
     LEDGER_STEP = auto()
     STEPS_SEEN = auto()
@@ -70,6 +75,26 @@ class State(IntEnum):
     MAP_EVENTS = auto()  # [nodes]
     MAP_CELLS = auto()  # [nodes, 4] int32: start, stop, owner, next node
     MAP_FREE = auto()  # first free node, -1 = none
+    # replay.history, replay.prefixes
+    HISTORY_NUMBERS = auto()
+    STORE = auto()  # tokens of requests that no row holds
+    ROW_REQ = auto()  # [rows] request that is bound to each row of the pool, -1 = none
+    ENTRIES = auto()  # columns as in ``Entry``
+    PLACES = auto()  # [places, 2] int32
+    PREFIX_NUMBERS = auto()
+    RETURNS = auto()  # [slots] int32
+    TREE = auto()  # number of the tree among the requests
+    # Lists for the ledger, with room for ``LIST_ROOM``.
+    NEXT_CODE = auto()  # of the next name
+    NAMED = auto()  # requests that got a code here
+    NAMED_COUNT = auto()
+    ENDED = auto()  # [room, 3] code of a request that ended, the event, steps seen until then
+    ENDED_COUNT = auto()
+    MATCHED = auto()  # [room, 3] code of a request, the event of its match, its row in the table
+    MATCHED_COUNT = auto()
+    # Whether anything besides owners depends on it: then it is for the general path.
+    WATCHES_MATCHES = auto()
+    WATCHES_ENTRIES = auto()
 
 
 class Request(IntEnum):
@@ -77,12 +102,50 @@ class Request(IntEnum):
 
     HISTORY_LEN = 0
     HISTORY_ROW = 1  # row of the token pool that holds the history, -1 = none
-    HISTORY_KNOWN = 2
+    HISTORY_KNOWN = 2  # serial number of its history, 0 = there is none
     HISTORY_ENDED = 3
     GONE = 4  # it ended, and got no slots since
     TABLE_ROW = 5  # that it last ran in, -1 = none
     LEDGER_CODE = 6  # -1 = none
     SEEN = 7  # forwards named it
+    STORE_AT = 8  # where its tokens begin that no row holds (``replay.token_store``), -1 = nowhere
+    STORE_LEN = 9  # and for how many there is room
+    ENDED_TOKENS = 10  # when it ended; and who ended before and after it, -1 = nobody
+    ENDED_BEFORE = 11
+    ENDED_AFTER = 12
+
+
+class HistoryNumber(IntEnum):
+    """Numbers that the histories keep (``replay.history``)."""
+
+    ANY = 0  # any history was told
+    SERIAL = 1  # of the newest
+    STORE_USED = 2
+    STORE_ROOM = 3
+    ENDED_FIRST = 4  # requests whose tokens are kept though they ended, -1 = none
+    ENDED_LAST = 5
+    ENDED_COUNT = 6
+    ENDED_TOKENS = 7
+    KEEP_TOKENS = 8  # most of them that are kept
+
+
+class Entry(IntEnum):
+    """Columns of the table of the prefix index's entries (``replay.prefixes``)."""
+
+    AT = 0  # its first place, -1 = the entry is not visible
+    LEN = 1
+    START = 2  # position of its first slot, and the slot before that one, -1 = head
+    PREV = 3
+    SERIAL = 4  # of its publication
+
+
+class PrefixNumber(IntEnum):
+    """Numbers that the prefix index keeps."""
+
+    SERIAL = 0  # of the newest publication
+    USED = 1  # places
+    ROOM = 2
+    UNPLACED = 3
 
 
 class Columns(IntEnum):
@@ -117,6 +180,29 @@ class Columns(IntEnum):
     EXTEND_OFFSETS = auto()  # of both columns of lengths
     PREFIX_LENS = auto()
     EXTEND_LENS = auto()
+    ENTRY_OF = auto()  # [strings] number of each prefix entry, -1 = not resolved
+    OWN_FROM = auto()
+    OWN_OWNER = auto()
+    OWN_ENTRY = auto()  # -1 = none
+    OWN_OFFSETS = auto()
+    OWN_SLOTS = auto()
+    FREE_OWNER = auto()
+    FREE_REASON = auto()  # [frees] int32 code of the ledger
+    FREE_OFFSETS = auto()
+    FREE_SLOTS = auto()
+    PUBLISH_ENTRY = auto()
+    PUBLISH_REQ = auto()  # -1 = none
+    PUBLISH_OFFSETS = auto()
+    PUBLISH_SLOTS = auto()
+    UNPUBLISH_ENTRY = auto()
+    MATCH_REQ = auto()
+    MATCH_OFFSETS = auto()
+    MATCH_SLOTS = auto()
+    FINISH_REQ = auto()
+    ABORT_REQ = auto()
+    RETRACT_REQ = auto()
+    RELEASE_REQ = auto()
+    RELEASE_ROW = auto()
 
 
 class Kind(IntEnum):
@@ -127,6 +213,15 @@ class Kind(IntEnum):
     MAP = 2
     HISTORY = 3
     FORWARD = 4
+    OWN = 5
+    FREE = 6
+    PUBLISH = 7
+    UNPUBLISH = 8
+    MATCH = 9
+    FINISH = 10
+    ABORT = 11
+    RETRACT = 12
+    ROW_RELEASE = 13
 
 
 class Mode(IntEnum):
@@ -142,11 +237,11 @@ class Stop(IntEnum):
     END = 0
     #: The event is for the general path.
     GENERAL = 1
-    #: The history of a request must be bound to a row: row, request.
-    BIND = 2
-    #: The ledger has no code for a request: request.
-    NAME = 3
     #: Another request runs in a row than the ledger knows: row, request.
-    TENANT = 4
+    TENANT = 2
     #: A list is full: nothing.
-    ROOM = 5
+    ROOM = 3
+    #: The store of tokens is full: how many more.
+    STORE_FULL = 4
+    #: The places of the prefix index are full: how many more.
+    PLACES_FULL = 5

@@ -1,0 +1,47 @@
+"""Helper of the event kernel: the memory of events to come is asked for before their turn."""
+
+from __future__ import annotations
+
+from kvcanary_cli.backends.cpu.event_records import HALF_LINE, LINE
+from kvcanary_cli.backends.cpu.event_state import Columns, Kind, Request, State
+from kvcanary_cli.backends.cpu.jit import inlined
+from kvcanary_cli.backends.cpu.memory import load_i32, load_i64, prefetch
+
+#: How many events before.
+EVENTS_AHEAD = 8
+
+_ALLOC, _MAP, _HISTORY = int(Kind.ALLOC), int(Kind.MAP), int(Kind.HISTORY)
+_FIELDS, _HISTORY_ROW = len(Request), int(Request.HISTORY_ROW)
+_C_ALLOC_OFFSETS, _C_ALLOC_SLOTS = int(Columns.ALLOC_OFFSETS), int(Columns.ALLOC_SLOTS)
+_C_MAP_ROW, _C_MAP_START = int(Columns.MAP_ROW), int(Columns.MAP_START)
+_C_REQ_OF, _C_HISTORY_REQ, _C_HISTORY_START = (
+    int(cell) for cell in (Columns.REQ_OF, Columns.HISTORY_REQ, Columns.HISTORY_START)
+)
+_HAS_LEDGER, _OWNERSHIP, _RECORDS = (
+    int(cell) for cell in (State.HAS_LEDGER, State.OWNERSHIP, State.RECORDS)
+)
+_TABLE, _ROW_LEN = int(State.TABLE), int(State.ROW_LEN)
+_POOL, _POOL_WIDTH, _REQUESTS = int(State.POOL), int(State.POOL_WIDTH), int(State.REQUESTS)
+
+
+@inlined
+def ask_for_event(state, columns, kind, at):  # type: ignore[no-untyped-def]
+    """Ask for the lines that an event will touch first."""
+    if kind == _ALLOC:
+        offsets = load_i64(columns, _C_ALLOC_OFFSETS)
+        first = load_i64(offsets, at)
+        if load_i64(state, _HAS_LEDGER) != 0 and first < load_i64(offsets, at + 1):
+            slot = load_i64(load_i64(columns, _C_ALLOC_SLOTS), first)
+            prefetch(load_i64(state, _OWNERSHIP) + slot * LINE)
+            prefetch(load_i64(state, _RECORDS) + slot * HALF_LINE)
+    elif kind == _MAP:
+        row = load_i64(load_i64(columns, _C_MAP_ROW), at)
+        start = load_i64(load_i64(columns, _C_MAP_START), at)
+        prefetch(load_i64(state, _TABLE) + (row * load_i64(state, _ROW_LEN) + start) * 4)
+    elif kind == _HISTORY:
+        string = load_i32(load_i64(columns, _C_HISTORY_REQ), at)
+        req = load_i64(load_i64(columns, _C_REQ_OF), max(string, 0))
+        if load_i64(state, _POOL) != 0 and req >= 0:
+            row = load_i64(load_i64(state, _REQUESTS) + req * _FIELDS * 8, _HISTORY_ROW)
+            start = load_i64(load_i64(columns, _C_HISTORY_START), at)
+            prefetch(load_i64(state, _POOL) + (row * load_i64(state, _POOL_WIDTH) + start) * 8)
