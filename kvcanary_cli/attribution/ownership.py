@@ -6,15 +6,14 @@ They need no hash. An owner that the trace has not shown yet gives no finding.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvcanary_cli.attribution import result as what
+from kvcanary_cli.attribution.broken_rules import BAD_WHATS, BrokenRules, Root
 from kvcanary_cli.attribution.by_code import ByCode
 from kvcanary_cli.attribution.ledger import FREE, NEVER, NOBODY, TREE, UNKNOWN, Names, Ownership
-from kvcanary_cli.attribution.result import OwnershipFinding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,39 +22,10 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
+__all__ = ["BAD_WHATS", "OwnershipRules", "Root"]
+
 # Forks that a request is remembered to have come from, newest last.
 _FORKS = 16
-
-BAD_WHATS = (
-    "",
-    what.DOUBLE_ALLOC,
-    what.DOUBLE_FREE,
-    what.FREE_BY_NON_OWNER,
-    what.OWN_BY_NON_OWNER,
-    what.PUBLISH_OF_FREE,
-)
-_READS = frozenset({what.READ_OF_FOREIGN, what.READ_OF_FREE})
-_MATCHES = frozenset({what.MATCH_OF_FOREIGN, what.MATCH_OF_FREE})
-
-
-@dataclass(frozen=True, slots=True)
-class Root:
-    """What a broken rule goes back to.
-
-    Attributes:
-        what: The rule that was broken first; empty for a free by the owner.
-        event: ``i`` of the event that did that.
-        slots: Those slots of the finding that it holds for.
-        follows: ``i`` of a free by the owner that the rule follows if somebody is found to have
-            suffered from that one; None if there is none.
-        by: Whose the free was that ``event`` or ``follows`` names; None if neither names one.
-    """
-
-    what: str
-    event: int
-    slots: tuple[int, ...]
-    follows: int | None = None
-    by: str | None = None
 
 
 class OwnershipRules:
@@ -64,15 +34,16 @@ class OwnershipRules:
     Attributes:
         state: Owners.
         names: Interned owners.
+        broken: Which rules were broken.
         findings: In order of detection.
-        roots: For each finding the events that it goes back to, see ``_root``.
+        roots: For each finding the events that it goes back to, see ``BrokenRules``.
     """
 
     def __init__(self, num_slots: int, names: Names) -> None:
         self.state = Ownership(num_slots)
         self.names = names
-        self.findings: list[OwnershipFinding] = []
-        self.roots: list[tuple[Root, ...]] = []
+        self.broken = BrokenRules(self.state, names)
+        self.findings, self.roots = self.broken.findings, self.broken.roots
         self.custody = self.state.custody
         # Requests that ended, by code; whoever follows the trace fills it.
         self.ended: Mapping[int, int] = {}
@@ -84,8 +55,6 @@ class OwnershipRules:
         self.born: dict[int, int] = {}
         # The last alloc of each owner.
         self.last_alloc = ByCode()
-        # A rule that stays broken is reported once for each tenancy of the slot.
-        self._said: set[tuple[str, int, int, int]] = set()
 
     def alloc(self, owner: str, slots: Ints, event: int) -> None:
         state, code = self.state, self.names.code(owner)
@@ -101,10 +70,10 @@ class OwnershipRules:
             times = int((slots == slot).sum())
             listed = [self.custody.hand_out(slot, code, self.ended) for _ in range(times)]
             if slot in broken and not all(listed):
-                self._mark_bad(slot, what.DOUBLE_ALLOC, code, event)
+                self.broken.mark_bad(slot, what.DOUBLE_ALLOC, code, event)
         self.last_alloc[code] = event
-        self._report(what.DOUBLE_ALLOC, slots[held], code, event, None)
-        self._report(what.DOUBLE_ALLOC, repeated, code, event, None)
+        self.broken.report(what.DOUBLE_ALLOC, slots[held], code, event, None)
+        self.broken.report(what.DOUBLE_ALLOC, repeated, code, event, None)
         state.give(slots, code, event)
         self.state.forked[slots] = False
         state.alloc_event[slots] = event
@@ -165,8 +134,8 @@ class OwnershipRules:
                 times = int((slots == slot).sum())
                 held = [self.custody.give_back(slot, code) for _ in range(times)]
                 if not all(held):
-                    self._mark_bad(slot, name, code, event)
-            self._report(name, bad, code, event, None)
+                    self.broken.mark_bad(slot, name, code, event)
+            self.broken.report(name, bad, code, event, None)
         right = ~foreign & ~twice
         for slot in self._watched(slots[right & ~np.isin(slots, again)]):
             # Where another owns it and this is right, it is done for the owner.
@@ -185,8 +154,8 @@ class OwnershipRules:
         for name, mask in ((listed, free), (what.OWN_BY_NON_OWNER, foreign)):
             for slot in self._watched(slots[mask], slots[mask]):
                 if not self.custody.hand_over(slot, code, taker):
-                    self._mark_bad(slot, name, code, event)
-            self._report(name, slots[mask], code, event, None)
+                    self.broken.mark_bad(slot, name, code, event)
+            self.broken.report(name, slots[mask], code, event, None)
         for slot in self._watched(slots[~free & ~foreign & ~theirs]):
             self.custody.hand_over(slot, int(state.owner[slot]) or code, taker)
         if code != taker:
@@ -201,7 +170,9 @@ class OwnershipRules:
     def publish(self, req: str | None, slots: Ints, event: int) -> None:
         state = self.state
         code = TREE if req is None else self.names.code(req)
-        self._report(what.PUBLISH_OF_FREE, slots[state.owner[slots] == FREE], code, event, None)
+        self.broken.report(
+            what.PUBLISH_OF_FREE, slots[state.owner[slots] == FREE], code, event, None
+        )
         state.shared[slots] = True
         state.published_event[slots] = event
         state.published_by[slots] = code
@@ -221,9 +192,9 @@ class OwnershipRules:
     def match(self, req: str, slots: Ints, event: int) -> None:
         state, code = self.state, self.names.code(req)
         owners = state.owner[slots]
-        self._report(what.MATCH_OF_FREE, slots[owners == FREE], code, event, None)
+        self.broken.report(what.MATCH_OF_FREE, slots[owners == FREE], code, event, None)
         foreign = (owners > TREE) & (owners != code) & ~state.shared[slots]
-        self._report(what.MATCH_OF_FOREIGN, slots[foreign], code, event, None)
+        self.broken.report(what.MATCH_OF_FOREIGN, slots[foreign], code, event, None)
 
     def read(
         self,
@@ -265,7 +236,7 @@ class OwnershipRules:
         ):
             hit = mask & bad
             for reader in np.unique(readers[hit]).tolist():
-                self._report(name, slots[hit & (readers == reader)], reader, event, step)
+                self.broken.report(name, slots[hit & (readers == reader)], reader, event, step)
         return bad
 
     def of_former(self, slots: Ints) -> NDArray[np.bool_]:
@@ -294,7 +265,7 @@ class OwnershipRules:
         if bad.any():
             for writer in np.unique(writers[bad]).tolist():
                 mine = slots[bad & (writers == writer)]
-                self._report(what.WRITE_BY_NON_OWNER, mine, writer, event, step)
+                self.broken.report(what.WRITE_BY_NON_OWNER, mine, writer, event, step)
                 for slot in mine[state.bad_event[mine] != NEVER].tolist():
                     self.custody.strayed(slot, event, writer)
         return bad
@@ -310,7 +281,7 @@ class OwnershipRules:
         owning = set(np.unique(owners).tolist())
         for code, event in ended.items():
             if code in owning:
-                self._report(what.LEAK, held[owners == code], code, event, None)
+                self.broken.report(what.LEAK, held[owners == code], code, event, None)
 
     def _all_different(self, slots: Ints) -> bool:
         """Whether no slot is named twice: else one of its places overwrites the other's number."""
@@ -353,65 +324,3 @@ class OwnershipRules:
             owner = int(state.owner[slot])
             self.custody.watch(slot, None if owner in (FREE, UNKNOWN) else owner)
         return found
-
-    def _mark_bad(self, slot: int, name: str, code: int, event: int) -> None:
-        self.state.bad_event[slot] = event
-        self.state.bad_what[slot] = BAD_WHATS.index(name)
-        self.custody.broke(slot, code, free=int(self.state.owner[slot]) == FREE)
-
-    def _report(self, name: str, slots: Ints, actor: int, event: int, step: int | None) -> None:
-        if not len(slots):
-            return
-        owners = self.state.owner[slots]
-        for owner in np.unique(owners).tolist():
-            new = []
-            for slot in np.unique(slots[owners == owner]).tolist():
-                key = (name, slot, actor, int(self.state.since[slot]))
-                if key not in self._said:
-                    self._said.add(key)
-                    new.append(slot)
-            if new:
-                self.findings.append(
-                    OwnershipFinding(
-                        event=event,
-                        step=step,
-                        what=name,
-                        owner=self.names.name(owner),
-                        actor=self.names.name(actor),
-                        slots=tuple(new),
-                    )
-                )
-                self.roots.append(self._roots(name, new, actor, event))
-
-    def _roots(self, name: str, slots: list[int], actor: int, event: int) -> tuple[Root, ...]:
-        groups: dict[tuple[str, int, int | None, str | None], list[int]] = {}
-        for slot in slots:
-            root = self._root(name, slot, actor, event)
-            freed = int(self.state.free_event[slot])
-            by = self.names.name(int(self.state.free_by[slot])) if freed in root[1:] else None
-            groups.setdefault((*root, by), []).append(slot)
-        return tuple(Root(*key[:2], tuple(mine), *key[2:]) for key, mine in groups.items())
-
-    def _root(self, name: str, slot: int, actor: int, event: int) -> tuple[str, int, int | None]:
-        """What an earlier event broke already: see ``Root``.
-
-        A read of a slot that is no longer the reader's goes back to the free that took it; a
-        stranger's free by a request that gave the slot back before goes back to its first free.
-        """
-        state = self.state
-        bad, freed = int(state.bad_event[slot]), int(state.free_event[slot])
-        earlier = None if freed in (NEVER, event) else freed
-        broken = BAD_WHATS[int(state.bad_what[slot])]
-        claims = bad != NEVER and self.custody.holds(slot, actor)
-        if name in _READS or name in _MATCHES:
-            if bad != NEVER and (bad >= freed or claims):
-                return broken, bad, earlier
-            if freed != NEVER and name in _READS:
-                return "", freed, None
-            return name, event, earlier
-        if name == what.WRITE_BY_NON_OWNER:
-            return (broken, bad, earlier) if claims else (name, event, earlier)
-        mine = earlier if int(state.free_by[slot]) == actor else None
-        if name == what.FREE_BY_NON_OWNER and mine is not None:
-            return "", mine, bad
-        return (name, event, mine) if bad == NEVER else (broken, bad, mine)

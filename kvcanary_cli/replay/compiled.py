@@ -119,7 +119,7 @@ class CompiledEvents:
         """The one worker, if the state is such that the kernel may go on from it."""
         replay = self._replay
         worker = replay.workers.get("target")
-        if worker is None or len(replay.workers) > 1 or replay.sweep_is_due:
+        if worker is None or len(replay.workers) > 1 or replay.sweep_due is not None:
             return None
         lane = worker.lanes[0]
         if lane.unknown is not None or lane.lineage is not None or lane.proposal is not None:

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from kvcanary_cli.backends import get_backend
 from kvcanary_cli.capacities.checks import CapacityViolation, check_plan_rows
-from kvcanary_cli.replay import copies, cut_restore
+from kvcanary_cli.replay import copies
 from kvcanary_cli.replay.capacity_limits import NOT_CHECKED, for_manager
 from kvcanary_cli.replay.collector import Tally
 from kvcanary_cli.replay.compiled import CompiledEvents, allows_compiled, is_large
@@ -21,6 +19,7 @@ from kvcanary_cli.replay.conclude import conclude
 from kvcanary_cli.replay.cut_header import cut_info, within_cut
 from kvcanary_cli.replay.event_columns import COMPILED_KINDS
 from kvcanary_cli.replay.forwards import Forward, read_forward
+from kvcanary_cli.replay.kv_events import TARGET, KvEvents
 from kvcanary_cli.replay.options import Mode, RealData, ReplayOptions
 from kvcanary_cli.replay.pool import PoolState
 from kvcanary_cli.replay.pool_events import PoolEvents
@@ -31,9 +30,9 @@ from kvcanary_cli.replay.worker import WorkerCanary
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    import numpy as np
     from numpy.typing import NDArray
 
-    from kvcanary_cli.replay.lanes import Lane
     from kvcanary_cli.replay.violations import ViolationChunk
     from kvcanary_cli.replay.watcher import Watcher
     from kvcanary_cli.trace.header import TraceHeader
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     _Handler = Callable[[Segment, int, int], None]
 
-TARGET, DRAFT = "target", "draft"
 UNSUPPORTED_MODES = frozenset({"PREBUILT"})
 # Errors of the server that log mode records and raise mode stops at; B08 is only ever a warning.
 _RAISED_CODES = frozenset({"KVC-B03", "KVC-B04", "KVC-B05", "KVC-C02"})
@@ -102,19 +100,19 @@ class Replay:
         self._last_step: int | None = None
         self._past: dict[tuple[str, int | None], bool] = {}
         self._last_checked: int | None = None
-        self._sweep_due: tuple[int, int] | None = None
+        # Step and event of a sweep whose last fingerprint has not been read.
+        self.sweep_due: tuple[int, int] | None = None
         self._last_sweep: int | None = None
         self._outer_steps = 0
         self._compiled: CompiledEvents | None = None
         self._may_compile = options.compiled is not False
         self._capacity_limits = for_manager(capacities)
         self.incremental = options.verifies_incrementally(self.backend.name)
+        self._kv = KvEvents(self)
         self._handlers: dict[str, _Handler] = {
             **PoolEvents(self.pool).handlers(),
             "forward": self._forward,
-            "copy": self._copy,
-            "kv_hash": self._kv_hash,
-            "canary_rows": self._canary_rows,
+            **self._kv.handlers(),
         }
         if self.incremental and watcher is not None:
             # Who watches judges reads by the slots' owners.
@@ -168,7 +166,7 @@ class Replay:
             self.events += 1
             if self._waiting and not self._belongs_behind(segment, names[kind], row):
                 self.flush_forwards()
-            if self._sweep_due is not None and names[kind] not in self._passive:
+            if self.sweep_due is not None and names[kind] not in self._passive:
                 self._run_due_sweep(segment, k, kind)
             if self.watcher is not None and names[kind] != "forward":
                 self.watcher.event(segment, k, names[kind], row)
@@ -201,10 +199,6 @@ class Replay:
                     self._compiled = CompiledEvents(self, ledger)
         return self._compiled
 
-    @property
-    def sweep_is_due(self) -> bool:
-        return self._sweep_due is not None
-
     def last_steps(self) -> tuple[int, int]:
         """Step of the last forward, and of the last that was checked; -1 = none."""
         last, checked = self._last_step, self._last_checked
@@ -231,8 +225,12 @@ class Replay:
         """Finish the forward and the sweep that wait for what stands behind them."""
         for worker in self.workers.values():
             self._finish(worker)
-        if self._sweep_due is not None:
-            self._sweep(*self._sweep_due)
+        if self.sweep_due is not None:
+            self._sweep(*self.sweep_due)
+
+    def flush_forwards(self) -> None:
+        for worker in self.workers.values():
+            self._finish(worker)
 
     # Forwards.
 
@@ -334,7 +332,7 @@ class Replay:
         forward = worker.pending
         if forward is None:
             return
-        self._keep_kv(worker, forward)
+        self._kv.keep(worker, forward)
         found = worker.finish()
         if self.watcher is not None:
             self.watcher.finished(forward, found)
@@ -359,11 +357,11 @@ class Replay:
         name = segment.kind_names[kind]
         if name == "kv_hash" and segment.text(name, "phase", int(segment.row[k])) == "sweep":
             return
-        assert self._sweep_due is not None
-        self._sweep(*self._sweep_due)
+        assert self.sweep_due is not None
+        self._sweep(*self.sweep_due)
 
     def _sweep(self, step: int, event: int) -> None:
-        self._sweep_due = None
+        self.sweep_due = None
         if not self.options.checks_step(step):
             return
         if "alloc" not in self.header.records:
@@ -376,112 +374,6 @@ class Replay:
         if self.watcher is not None:
             self.watcher.swept(step, event, found)
         self._stop_if_raising(found, step)
-
-    # Fingerprints.
-
-    def _lane_index(self, pool: str | None) -> tuple[WorkerCanary, int] | None:
-        """Worker and lane number of the pool that a fingerprint or copy names."""
-        if pool == DRAFT:
-            return self.worker(DRAFT), 0
-        worker = self.worker(TARGET)
-        if pool == "swa":
-            return (worker, 1) if len(worker.lanes) > 1 else None
-        return worker, 0
-
-    def _kv_hash(self, segment: Segment, k: int, row: int) -> None:
-        table = segment.tables["kv_hash"]
-        slots, hashes = table.get_ints("slots", row), table.get_ints("hash", row)
-        assert slots is not None
-        assert hashes is not None
-        phase = segment.text("kv_hash", "phase", row)
-        step = table.get_int("step", row) or 0
-        pool = segment.text("kv_hash", "pool", row)
-        half = segment.text("kv_hash", "half", row) or "k"
-        if pool is not None and not copies.is_device_pool(pool):
-            if self._is_compared(table.get_int("layer", row)):
-                self.kv_hashes += len(slots)
-                self.tiers.set_prints(pool, half, *_last_of_each(slots, hashes))
-            return
-        place = self._lane_index(pool)
-        if place is None:
-            self._leave_out("the SWA pool", slots)
-            return
-        worker, lane = place
-        waiting = worker.pending
-        is_after = phase == "after" and waiting is not None and waiting.step == step
-        if not is_after:
-            self.flush_forwards()
-        recorded = self.options.sweep_interval is None and not self.options.strict_upstream
-        if phase == "sweep" and recorded:
-            self._sweep_due = (step, int(segment.index[k]))
-        if not self._is_compared(table.get_int("layer", row)):
-            self._leave_out("further layers", slots)
-            return
-        if half not in worker.lanes[lane].kv:
-            if self.check_kv:
-                self._leave_out(f"the {half.upper()} half", slots)
-            return
-        self.kv_hashes += len(slots)
-        slots, hashes = _last_of_each(slots, hashes)
-        if is_after:
-            worker.note_after_hash(lane, half, slots, hashes)
-        else:
-            worker.adopt(lane, half, slots, hashes)
-
-    def _leave_out(self, what: str, slots: Ints) -> None:
-        self.uncompared[what] = self.uncompared.get(what, 0) + len(slots)
-
-    def _is_compared(self, layer: int | None) -> bool:
-        """Whether fingerprints of ``layer`` count: those of the first layer seen do."""
-        if self.kv_layer is None:
-            self.kv_layer = layer
-        return layer == self.kv_layer
-
-    def flush_forwards(self) -> None:
-        for worker in self.workers.values():
-            self._finish(worker)
-
-    def _keep_kv(self, worker: WorkerCanary, forward: Forward) -> None:
-        """Remember the written positions' fingerprints, for copies that name them."""
-        histories = self.pool.histories
-        if histories is None or not histories.keeps_kv or "k" not in worker.lanes[0].kv:
-            return
-        hashed = worker.hashed(0, "k")
-        slots = worker.collector.token_slots(0)
-        good = np.isin(slots, hashed)
-        if not good.any():
-            return
-        prints = worker.lanes[0].kv["k"].get(np.maximum(slots, 0))
-        for b, req in enumerate(forward.reqs):
-            mine = good & (forward.token_row == b)
-            if req is not None and mine.any():
-                histories.note_kv(req, forward.true_positions[mine], prints[mine])
-
-    # Copies and restored state.
-
-    def _copy(self, segment: Segment, k: int, row: int) -> None:
-        self.flush_forwards()
-        self.slots_copied_unknown += copies.apply_copy(
-            segment, row, lane_of=self._lane, tiers=self.tiers, histories=self.pool.histories
-        )
-
-    def _lane(self, pool: str) -> Lane | None:
-        """Lane of a device pool, None for other pools and for a lane that is not checked."""
-        place = self._lane_index(pool) if copies.is_device_pool(pool) else None
-        return None if place is None else place[0].lanes[place[1]]
-
-    def _canary_rows(self, segment: Segment, k: int, row: int) -> None:
-        self.flush_forwards()
-        cut_restore.restore_rows(self, segment, k, row)
-
-
-def _last_of_each(slots: Ints, hashes: Ints) -> tuple[Ints, Ints]:
-    """Drop all but the last fingerprint of each slot."""
-    if len(np.unique(slots)) == len(slots):
-        return slots, hashes
-    _, at = np.unique(slots[::-1], return_index=True)
-    last = np.sort(len(slots) - 1 - at)
-    return slots[last], hashes[last]
 
 
 def replay_trace(
