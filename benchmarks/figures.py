@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -18,6 +19,17 @@ KVCANARY = (sys.executable, "-m", "kvcanary_cli")
 ROOT = Path(__file__).resolve().parents[1]
 #: Exit codes of a command that did its work: clean, findings, nothing to check.
 _DONE = (0, 1, 5)
+#: Starts a command from a small process: what starts it counts as the most memory that it had.
+_MEASURE = """
+import json, os, subprocess, sys, time
+start = time.perf_counter()
+process = subprocess.Popen(sys.argv[2:])
+_, status, used = os.wait4(process.pid, 0)
+wall_s = time.perf_counter() - start
+ended = os.waitstatus_to_exitcode(status)
+found = [ended, wall_s, used.ru_utime + used.ru_stime, used.ru_maxrss]
+os.write(int(sys.argv[1]), json.dumps(found).encode())
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +55,23 @@ def run_command(command: Sequence[str]) -> Run:
     Raises:
         SystemExit: It failed.
     """
-    start = time.perf_counter()
+    ours, theirs = os.pipe()
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT, text=True
+        [sys.executable, "-c", _MEASURE, str(theirs), *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=ROOT,
+        text=True,
+        pass_fds=(theirs,),
     )
-    assert process.stdout is not None
-    output = process.stdout.read()
-    _, status, used = os.wait4(process.pid, 0)
-    wall_s = time.perf_counter() - start
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode not in _DONE:
-        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}:\n{output}")
+    os.close(theirs)
+    output, _ = process.communicate()
+    with open(ours, encoding="utf-8") as measured:
+        status, wall_s, cpu_s, peak = json.loads(measured.read())
+    if status not in _DONE:
+        raise SystemExit(f"{' '.join(command)} ended with {status}:\n{output}")
     scale = 1 if sys.platform == "darwin" else 1024
-    return Run(wall_s, used.ru_utime + used.ru_stime, used.ru_maxrss * scale, output)
+    return Run(wall_s, cpu_s, peak * scale, output)
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:

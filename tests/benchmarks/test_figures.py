@@ -41,6 +41,11 @@ def test_a_command_is_measured() -> None:
     assert run.peak_bytes > 80 << 20
 
 
+def test_the_memory_of_who_measures_is_not_the_commands() -> None:
+    held = b"x" * (200 << 20)
+    assert run_command([sys.executable, "-c", "pass"]).peak_bytes < len(held)
+
+
 def test_a_command_that_fails_ends_the_benchmark() -> None:
     with pytest.raises(SystemExit, match="ended with 3:\nno"):
         run_command([sys.executable, "-c", "print('no'); raise SystemExit(3)"])
