@@ -91,13 +91,14 @@ class Fingerprints:
         import torch
 
         table: torch.Tensor = self._table
-        lengths = inputs.prefix_lens().to(torch.int64) * (inputs.rows != 0)
+        rows = torch.as_tensor(inputs.rows).to(torch.int64)
+        lengths = torch.as_tensor(inputs.prefix_lens()).to(torch.int64) * (rows != 0)
         longest = inputs.longest
         if longest is None:
             # On a device that would wait for it.
             longest = int(lengths.max()) if is_on_host(lengths) else table.shape[1]
         width = min(longest, table.shape[1])
-        rows = inputs.rows.to(torch.int64).clamp(0, table.shape[0] - 1)
+        rows = rows.clamp(0, table.shape[0] - 1)
         cells = table[rows, :width].to(torch.int64)
         inside = torch.arange(width, device=cells.device)[None, :] < lengths[:, None]
         out: torch.Tensor = (cells * inside).reshape(-1)

@@ -100,7 +100,8 @@ class Follower:
         if not draft and self._forwards_open > 1:
             # Nothing else ends steps here: SGLang's own end of a step was not seen.
             self.on_step_end()
-        inputs = Inputs(forward_batch, self._requests.of_row)
+        on_host = not session.asynchronous
+        inputs = Inputs(forward_batch, self._requests.of_row, on_host=on_host)
         if not inputs.count or inputs.has_siblings:
             return None
         told = _Forward(self._step, inputs, draft)

@@ -51,21 +51,31 @@ class Inputs:
         links: First child and next sibling of each draft node, or ().
     """
 
-    def __init__(self, batch: Any, row_owner: Mapping[int, str]) -> None:
-        """Take them; rows without a name get their row's by ``row_owner``."""
+    def __init__(self, batch: Any, row_owner: Mapping[int, str], *, on_host: bool = False) -> None:
+        """Take them.
+
+        Args:
+            batch: SGLang's.
+            row_owner: Names rows that the batch does not name.
+            on_host: Whether the tensors are there; they are arrays then, which are lighter.
+        """
+
+        def light(values: Any) -> Any:
+            return values.numpy() if on_host and hasattr(values, "detach") else values
+
         self.mode = str(batch.forward_mode.name)
-        self.rows, self.seq_lens = batch.req_pool_indices, batch.seq_lens
+        self.rows, self.seq_lens = light(batch.req_pool_indices), light(batch.seq_lens)
         self.count = len(self.rows)
         self.out_cache_loc, self.input_ids = batch.out_cache_loc, batch.input_ids
-        self.positions = batch.positions
+        self.positions = light(batch.positions)
         self.drafts = int(getattr(batch.spec_info, "draft_token_num", 0) or 0)
         self.links: tuple[Any, ...] = ()
         if self.mode == "TARGET_VERIFY":
             self.links = tree_links(batch.spec_info, self.count * self.drafts)
         self.extend_prefix_lens = self.extend_seq_lens = None
         if self.mode in EXTEND_MODES and batch.extend_seq_lens is not None:
-            self.extend_seq_lens = batch.extend_seq_lens
-            self.extend_prefix_lens = batch.extend_prefix_lens
+            self.extend_seq_lens = light(batch.extend_seq_lens)
+            self.extend_prefix_lens = light(batch.extend_prefix_lens)
         names = list(getattr(batch, "rids", None) or [])[: self.count]
         names += [None] * (self.count - len(names))
         self.names = [None if name is None else str(name) for name in names]
@@ -96,9 +106,9 @@ class Inputs:
         positions = self.seq_lens[:0] if self.positions is None else self.positions
         if len(positions) >= self.count:
             return positions[: self.count]
-        import torch
-
-        return torch.nn.functional.pad(positions, (0, self.count - len(positions)))
+        short = self.seq_lens * 0
+        short[: len(positions)] = positions
+        return short
 
     def row_lengths(self) -> Any:
         """[bs] cells of each row that this forward reads or writes, where the rows are."""
@@ -106,7 +116,7 @@ class Inputs:
         if self.extend_seq_lens is not None:
             lengths = prefix + self.extend_seq_lens
         else:
-            lengths = self.seq_lens.maximum(prefix + self._written)
+            lengths = _maximum(self.seq_lens, prefix + self._written)
         return lengths * (self.rows != 0)
 
     @property
@@ -133,6 +143,10 @@ class Inputs:
             return make(Batch(self, values, arrays[count:], self._row_owner))
 
         session.defer(made, *fields.values(), *self.links)
+
+
+def _maximum(first: Any, second: Any) -> Any:
+    return np.maximum(first, second) if isinstance(first, np.ndarray) else first.maximum(second)
 
 
 class Batch:
