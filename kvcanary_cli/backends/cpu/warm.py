@@ -43,6 +43,11 @@ def event_kernel() -> Any:
 
 
 def _compile(kernel: Any) -> None:
-    """Compile for int arguments, which are all that a kernel takes."""
-    count = kernel.py_func.__code__.co_argcount
-    kernel.compile(f"({', '.join(['int64'] * count)})")
+    """Compile for int arguments, which are all that a kernel takes.
+
+    Told in types: what is compiled for a signature in words is kept under those words, where a
+    later process that calls the kernel does not look.
+    """
+    from numba import int64
+
+    kernel.compile((int64,) * kernel.py_func.__code__.co_argcount)
