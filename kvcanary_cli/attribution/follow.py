@@ -17,6 +17,7 @@ from kvcanary_cli.attribution.context import (
 from kvcanary_cli.attribution.event_runs import EventRuns
 from kvcanary_cli.attribution.follow_copies import CopyEvents
 from kvcanary_cli.attribution.follow_cut import NAMESPACE_PREFIX, CutRows
+from kvcanary_cli.attribution.follow_prefixes import PrefixEvents
 from kvcanary_cli.attribution.ledger import (
     BY_FORWARD,
     BY_VERIFY,
@@ -80,6 +81,7 @@ class Follower:
             if name.startswith("_on_")
         }
         copies = CopyEvents(self.names, self.rules, self.context, self.lane)
+        self._handlers |= PrefixEvents(self.names, self.rules, self.context).handlers()
         self._handlers |= {
             "transfer_begin": copies.transfer_begin,
             "transfer_end": copies.transfer_end,
@@ -95,6 +97,16 @@ class Follower:
         if writes is None:
             writes = self.writes[worker, kind] = Writes(self._sizes[worker, kind])
         return writes
+
+    def is_cached_chain(self, slot: int) -> bool:
+        """Whether the prefix cache holds the chain that ``slot`` held when it was freed."""
+        chain = int(self.free_chain[slot])
+        lane = None if self.pool is None else self.pool.lanes.get(("target", PoolKind.FULL))
+        if lane is None or chain == 0:
+            return False
+        cached = np.flatnonzero(self.rules.state.owner == TREE)
+        rows = get_rows(lane.group.k_head, cached)
+        return bool(len(cached) and (slot_hash(rows, cached) == chain).any())
 
     # Events other than forwards.
 
@@ -157,56 +169,6 @@ class Follower:
         if giver == owner:
             # State that is told again: whether others may read the slots is not in it.
             self.rules.share(slots)
-
-    def _on_publish(self, segment: Segment, row: int, event: int) -> None:
-        table = segment.tables["publish"]
-        slots = table.get_ints("slots", row)
-        req = segment.text("publish", "req", row) if "req" in table.columns else None
-        if slots is not None and req is not None:
-            self.rules.publish(req, slots, event)
-        elif slots is not None:
-            self.rules.publish(None, slots, event)
-        entry = segment.text("publish", "entry", row) or ""
-        self.context.unlisted.pop(entry, None)
-        if slots is None:
-            self.context.unlisted[entry] = None if req is None else self.names.code(req)
-        if "namespace" in table.columns:
-            namespace = segment.text("publish", "namespace", row)
-            if namespace is not None:
-                self.context.entries[entry] = self.context.namespace(namespace)
-
-    def _on_adapter(self, segment: Segment, row: int, event: int) -> None:
-        version = segment.json("adapter", "version", row)
-        self.context.adapters[segment.text("adapter", "name", row) or ""] = str(version)
-
-    def _on_unpublish(self, segment: Segment, row: int, event: int) -> None:
-        entry = segment.text("unpublish", "entry", row) or ""
-        self.context.entries.pop(entry, None)
-        self.context.unlisted.pop(entry, None)
-
-    def _on_match(self, segment: Segment, row: int, event: int) -> None:
-        slots = segment.tables["match"].get_ints("slots", row)
-        assert slots is not None
-        req = segment.text("match", "req", row) or ""
-        entry = segment.text("match", "entry", row) or ""
-        if entry in self.context.unlisted:
-            # What it covers is known from what it serves only.
-            owners, publisher = self.rules.state.owner[slots], self.context.unlisted[entry]
-            self.rules.share(slots[owners == publisher if publisher is not None else owners > TREE])
-        self.rules.match(req, slots, event)
-        self.context.note_match(self.names.code(req), segment, row, event)
-
-    def _on_fork(self, segment: Segment, row: int, event: int) -> None:
-        table = segment.tables["fork"]
-        shared = table.get_ints("shared", row)
-        if shared is not None:
-            self.rules.fork(shared, segment.text("fork", "child", row), event)
-        pairs: list[list[int]] = []
-        if "copy_on_write" in table.columns:
-            pairs = segment.json("fork", "copy_on_write", row) or []
-        for src, dst in pairs:
-            self.context.cow_event[int(dst)] = event
-            self.context.cow_from[int(src)] = (event, int(dst))
 
     def _on_map(self, segment: Segment, row: int, event: int) -> None:
         table = segment.tables["map"]

@@ -7,22 +7,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvcanary_cli.abi.constants import FailReason, PoolKind, fail_reason_labels
+from kvcanary_cli.abi.constants import PoolKind
 from kvcanary_cli.attribution import result as what
-from kvcanary_cli.attribution.book import ONE_STEP
 from kvcanary_cli.attribution.facts import (
     MAX_ENTRIES,
     MAX_LIFE,
     Act,
     EntryFact,
     FindingFacts,
-    SeamFact,
 )
 from kvcanary_cli.attribution.ledger import NEVER, NOBODY, TREE
 from kvcanary_cli.attribution.slot_life import Life, slots_life
 from kvcanary_cli.attribution.slot_owners import owner_map
+from kvcanary_cli.attribution.snapshot_rows import Rows
 from kvcanary_cli.replay.lanes import get_rows
-from kvcanary_cli.replay.violations import VERIFY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 # A trace with more findings than this has one story told many times.
 _MAX_FINDINGS = 500
 _HOW = ("nothing", "forward", "verify", "copy", "state")
-_ACCESS = {True: "read", False: "write"}
 # By what a broken rule was met.
 _RULE_ACCESS = {
     what.DOUBLE_ALLOC: "alloc",
@@ -56,56 +53,6 @@ _RULE_ACCESS = {
     what.MATCH_OF_FOREIGN: "match",
     what.LEAK: "check",
 }
-
-
-@dataclass(slots=True)
-class _Rows:
-    """The violations of one finding in one step, as columns [n]."""
-
-    slot: Ints
-    position: Ints
-    token: Ints
-    stored_position: Ints
-    expected: Ints
-    checked: NDArray[np.bool_]
-    seam: NDArray[np.bool_]
-    prev: Ints
-    bits: Ints
-    row: int = -1
-    access: str = "read"
-
-    @classmethod
-    def of(cls, finding: Finding, found: Sequence[ViolationChunk]) -> _Rows:
-        parts: list[tuple[ViolationChunk, NDArray[np.bool_]]] = []
-        mine = np.array(sorted(finding.slots | finding.seam_slots), dtype=np.int64)
-        for chunk in found:
-            if (chunk.worker, chunk.pool_kind) != (finding.worker, finding.pool_kind):
-                continue
-            mask = np.isin(chunk.columns["slot"], mine)
-            if mask.any():
-                parts.append((chunk, mask))
-
-        def column(name: str) -> Ints:
-            if not parts:
-                return np.empty(0, dtype=np.int64)
-            return np.concatenate([c.columns[name][m] for c, m in parts]).astype(np.int64)
-
-        bits = [c.bits[m] for c, m in parts]
-        first = parts[0][0] if parts else None
-        row = column("row")
-        return cls(
-            slot=column("slot"),
-            position=column("expected_position"),
-            token=column("stored_token"),
-            stored_position=column("position"),
-            expected=column("expected_token"),
-            checked=column("token_checked") != 0,
-            seam=column("seam") != 0,
-            prev=column("prev_slot"),
-            bits=np.concatenate(bits) if bits else np.empty(0, dtype=np.int64),
-            row=int(row[0]) if len(row) else -1,
-            access=_unshown(finding) if first is None else _ACCESS[first.check == VERIFY],
-        )
 
 
 @dataclass(slots=True)
@@ -149,7 +96,7 @@ class Snapshots:
             if seen is None:
                 seen = finding.cause_event or 0
             when = forward.step if forward is not None else step
-            finding.facts = self._facts(finding, _Rows.of(finding, found), forward, seen, when)
+            finding.facts = self._facts(finding, Rows.of(finding, found), forward, seen, when)
 
     def note_broken_rules(self, forward: Forward | None = None) -> None:
         """Keep the scene of ownership findings that are new: they may become findings later."""
@@ -243,7 +190,7 @@ class Snapshots:
     def _facts(
         self,
         finding: Finding,
-        rows: _Rows,
+        rows: Rows,
         forward: Forward | None,
         event: int,
         step: int | None,
@@ -287,11 +234,11 @@ class Snapshots:
         life: Life,
         slots: Ints,
         access: str,
-        rows: _Rows | None = None,
+        rows: Rows | None = None,
         entries: tuple[EntryFact, ...] = (),
         lane: tuple[str, str] = ("target", "FULL"),
     ) -> FindingFacts:
-        seams = () if rows is None else _seams(rows)
+        seams = () if rows is None else rows.seams()
         table_row, prefix = _row_and_prefix(forward, row, reader)
         told = life.told()
         kept = told if len(told) <= MAX_LIFE else [*told[: MAX_LIFE // 2], *told[-MAX_LIFE // 2 :]]
@@ -303,7 +250,7 @@ class Snapshots:
             row=table_row,
             prefix=prefix,
             access=access,
-            reasons=() if rows is None else _reasons(rows.bits[~rows.seam]),
+            reasons=() if rows is None else rows.reasons(),
             entries=entries,
             entries_total=len(slots),
             seams=seams[:MAX_ENTRIES],
@@ -317,7 +264,7 @@ class Snapshots:
     def _entries(
         self,
         finding: Finding,
-        rows: _Rows,
+        rows: Rows,
         writes: Writes,
         forward: Forward | None,
         slots: Ints,
@@ -391,33 +338,6 @@ class Snapshots:
             event=None if when == NEVER else when,
             how=how,
         )
-
-
-def _unshown(finding: Finding) -> str:
-    """How a finding was met that no violation shows."""
-    if finding.cls in ONE_STEP:
-        return "write"
-    return "check" if finding.cls == "payload_mutation" else "read"
-
-
-def _reasons(bits: Ints) -> tuple[tuple[str, int], ...]:
-    counts = {}
-    for reason in FailReason:
-        hit = int((bits & int(reason) != 0).sum())
-        labels = fail_reason_labels(int(reason))
-        if hit and labels:
-            counts[labels[0]] = hit
-    return tuple(counts.items())
-
-
-def _seams(rows: _Rows) -> tuple[SeamFact, ...]:
-    at = np.flatnonzero(rows.seam)
-    return tuple(
-        SeamFact(slot=slot, position=position, prev_slot=prev)
-        for slot, position, prev in zip(
-            rows.slot[at].tolist(), rows.position[at].tolist(), rows.prev[at].tolist(), strict=True
-        )
-    )
 
 
 def _row_and_prefix(

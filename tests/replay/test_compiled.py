@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from kvcanary_cli.replay import compiled
@@ -58,7 +58,12 @@ def test_clean_runs(engine: Settings, segment_events: int | None) -> None:
     assert_compiled_is_general(head, events, segment_events=segment_events)
 
 
+# One row writes what another one of the batch reads; the scene is that of this step.
+OVERWRITTEN = Settings(seed=678, page_size=2, padding="none", host_tier=True, salted=True, steps=30)
+
+
 @given(engine_settings(), st.sampled_from(FAULTS), st.integers(0, 1 << 32))
+@example(OVERWRITTEN, "foreign_write", 10390938)
 @settings(max_examples=15, suppress_health_check=SLOW)
 def test_planted_faults(engine: Settings, fault: str, seed: int) -> None:
     head, events = simulate(engine)
