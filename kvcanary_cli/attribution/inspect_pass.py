@@ -12,6 +12,7 @@ import numpy as np
 
 from kvcanary_cli.attribution.follow import Follower
 from kvcanary_cli.replay.forwards import read_forward
+from kvcanary_cli.replay.gaps import Stretches
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -92,28 +93,43 @@ class Scene:
 def ask(reader: TraceReader, question: Question) -> None:
     """Stream the trace past ``question``, which keeps the answer.
 
+    Where events were lost, what is known begins anew, as it does for a replay.
+
     Raises:
         InputError: The trace cannot be used.
     """
     scene = Scene(reader)
-    for segment in reader.segments():
-        if question.done:
-            # What follows is still read: a broken trace must not look whole.
-            continue
-        names = segment.kind_names
-        kinds, rows = segment.kind.tolist(), segment.row.tolist()
-        for k, (kind, row) in enumerate(zip(kinds, rows, strict=True)):
-            name = names[kind]
-            event = int(segment.index[k])
-            if not question.seen(event):
-                break
-            if name != "forward":
-                question.event(scene, segment, k, name, row)
-                scene.apply(segment, k, name, row)
-            elif segment.text("forward", "forward_mode", row) != "PREBUILT":
-                forward = read_forward(segment, k)
-                lanes = scene.lanes(forward)
-                question.forward(scene, forward, lanes)
-                scene.write(forward, lanes)
-            question.after(scene, event)
+    for number, segments in enumerate(Stretches(reader)):
+        if number:
+            scene = Scene(reader)
+        begins = number > 0
+        for segment in segments:
+            if question.done:
+                # What follows is still read: a broken trace must not look whole.
+                continue
+            if begins and len(segment):
+                question.begin_anew(int(segment.index[0]))
+                begins = False
+            _tell(scene, question, segment)
+    if question.rows:
+        question.tell_gaps()
     question.end(scene)
+
+
+def _tell(scene: Scene, question: Question, segment: Segment) -> None:
+    names = segment.kind_names
+    kinds, rows = segment.kind.tolist(), segment.row.tolist()
+    for k, (kind, row) in enumerate(zip(kinds, rows, strict=True)):
+        name = names[kind]
+        event = int(segment.index[k])
+        if not question.seen(event):
+            break
+        if name != "forward":
+            question.event(scene, segment, k, name, row)
+            scene.apply(segment, k, name, row)
+        elif segment.text("forward", "forward_mode", row) != "PREBUILT":
+            forward = read_forward(segment, k)
+            lanes = scene.lanes(forward)
+            question.forward(scene, forward, lanes)
+            scene.write(forward, lanes)
+        question.after(scene, event)

@@ -47,6 +47,10 @@ class PoolAt(Question):
         elif kind == "map":
             self._mapped(segment, row)
 
+    def begin_anew(self, event: int) -> None:
+        super().begin_anew(event)
+        self._lengths.clear()
+
     def _mapped(self, segment: Segment, row: int) -> None:
         table = segment.tables["map"]
         target, start = table.get_int("row", row) or 0, table.get_int("start", row) or 0
@@ -66,7 +70,7 @@ class PoolAt(Question):
         if event != self.at:
             return
         self.done = True
-        self._kind = self._last_kind
+        self._kind, self.told_since = self._last_kind, self.known_since
         self._owners(scene)
         self._table(scene)
 
@@ -120,4 +124,5 @@ class PoolAt(Question):
             )
         columns = ("what", "name", "row", "count", "slots", "since")
         title = f"the pool after event {self.at} ({self._kind})"
-        return Answer(title, self._facts, columns, self.rows, self.left_out)
+        facts = [*self.gap_facts(), *self._facts]
+        return Answer(title, facts, columns, self.rows, self.left_out)

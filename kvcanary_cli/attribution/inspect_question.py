@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Lines of a life that are kept; what is left out is counted.
 MAX_LINES = 2000
+#: What a line says that stands for lost events.
+GAP = "events lost"
 
 
 @dataclass(slots=True)
@@ -44,16 +46,25 @@ class Question:
     """Base of the questions; the trace goes by event by event.
 
     Attributes:
+        columns: Names of the table's columns.
         done: Nothing further can change the answer.
         first_event, last_event: Range of events seen.
+        known_since: First event behind the last gap, None without one.
+        told_since: The same, when the last line was kept.
     """
+
+    columns: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self.done = False
         self.first_event: int | None = None
         self.last_event: int | None = None
+        self.known_since: int | None = None
+        self.told_since: int | None = None
         self.rows: list[dict[str, Any]] = []
         self.left_out = 0
+        # Gaps that no line stands behind so far.
+        self._gaps: list[dict[str, Any]] = []
 
     def seen(self, event: int) -> bool:
         """An event goes by; whether the question wants it."""
@@ -68,6 +79,14 @@ class Question:
     def forward(self, scene: Scene, forward: Forward, lanes: list[Ints]) -> None:
         """A forward, after its reads and before its writes."""
 
+    def begin_anew(self, event: int) -> None:
+        """Events were lost before ``event``: nothing known from before them holds."""
+        line = dict.fromkeys(self.columns) | {"event": event, "what": GAP}
+        if "note" in line:
+            line["note"] = f"lost after event {self.last_event}; nothing known before them holds"
+        self._gaps.append(line)
+        self.known_since = event
+
     def after(self, scene: Scene, event: int) -> None:
         """The event has been applied."""
 
@@ -76,6 +95,17 @@ class Question:
 
     def add(self, row: dict[str, Any]) -> None:
         """Keep a line; the beginning is kept, and the newest line of a full table is counted."""
+        self.tell_gaps()
+        self.told_since = self.known_since
+        self._keep(row)
+
+    def tell_gaps(self) -> None:
+        """Let the table say where events were lost."""
+        for line in self._gaps if "what" in self.columns else ():
+            self._keep(line)
+        self._gaps.clear()
+
+    def _keep(self, row: dict[str, Any]) -> None:
         if len(self.rows) < MAX_LINES:
             self.rows.append(row)
         else:
@@ -88,6 +118,10 @@ class Question:
             NothingCheckedError: The thing asked for does not occur.
         """
         raise NotImplementedError
+
+    def gap_facts(self) -> list[tuple[str, Any]]:
+        """From where on what the last lines say is known, where events were lost."""
+        return [] if self.told_since is None else [("known since event", self.told_since)]
 
     def nothing(self, message: str, hint: str | None = None) -> NothingCheckedError:
         """The error for a thing that does not occur."""

@@ -47,6 +47,8 @@ _NOTES = ("reason", "entry", "via", "id", "parent", "child", "from", "owner")
 class RequestLife(Question):
     """Rows, steps, slots and events of one request. Decodes that follow each other are folded."""
 
+    columns = _COLUMNS
+
     def __init__(self, req: str) -> None:
         super().__init__()
         self.req = req
@@ -164,6 +166,11 @@ class RequestLife(Question):
             self._run = line
             self.add(line)
 
+    def begin_anew(self, event: int) -> None:
+        super().begin_anew(event)
+        self._run = None
+        self._transfers.clear()
+
     def _remember(self, name: str | None) -> None:
         if name is not None and name != TREE_OWNER and len(self._names) < _MAX_NAMES:
             self._names[name] = None
@@ -193,6 +200,8 @@ class RequestLife(Question):
 
 class RowLife(Question):
     """Who ran in one row of the request table, and what set its cells."""
+
+    columns = ("event", "step", "what", "who", "cells", "slots", "note")
 
     def __init__(self, row: int) -> None:
         super().__init__()
@@ -250,6 +259,10 @@ class RowLife(Question):
             line["note"] = f"prefix {int(forward.prefix[b])}"
             self._run = line
 
+    def begin_anew(self, event: int) -> None:
+        super().begin_anew(event)
+        self._run = None
+
     def _line(
         self,
         event: int,
@@ -280,8 +293,7 @@ class RowLife(Question):
             times, last = line.pop("times", 1), line.pop("last", None)
             if times > 1:
                 line["note"] += f", {times} forwards until event {last[0]} (step {last[1]})"
-        columns = ("event", "step", "what", "who", "cells", "slots", "note")
-        return Answer(f"row {self.row}", [], columns, self.rows, self.left_out)
+        return Answer(f"row {self.row}", [], self.columns, self.rows, self.left_out)
 
 
 class StepTable(Question):
@@ -332,4 +344,5 @@ class StepTable(Question):
         for line in self.rows:
             if line["window"] is None:
                 line.pop("window")
-        return Answer(f"step {self.step}", [], tuple(columns), self.rows, self.left_out)
+        title = f"step {self.step}"
+        return Answer(title, self.gap_facts(), tuple(columns), self.rows, self.left_out)

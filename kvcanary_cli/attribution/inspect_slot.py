@@ -44,6 +44,8 @@ class SlotLife(Question):
     Reads are told as the first and last of each run of one reader.
     """
 
+    columns = _COLUMNS
+
     def __init__(self, slot: int, pool: str = "full") -> None:
         super().__init__()
         self.slot, self.pool = slot, pool
@@ -162,6 +164,11 @@ class SlotLife(Question):
             line["note"] = f"padding row, {forward.mode.name}"
             self._add(line)
 
+    def begin_anew(self, event: int) -> None:
+        super().begin_anew(event)
+        self._reads.clear()
+        self._transfers.clear()
+
     def _note_reads(self, scene: Scene, forward: Forward) -> None:
         for b, req in enumerate(forward.reqs):
             if not forward.rows[b] or not forward.prefix[b]:
@@ -260,6 +267,10 @@ class WhoWrote(Question):
             }
             self._pending = forward.step == self.step
 
+    def begin_anew(self, event: int) -> None:
+        super().begin_anew(event)
+        self._written_token.clear()
+
     def _near(self, step: int) -> None:
         self._steps = {*sorted({*self._steps, step}, key=lambda s: abs(s - self.step))[:3]}
 
@@ -277,7 +288,10 @@ class WhoWrote(Question):
         line: dict[str, Any] = {"when": when, "owner": None}
         if self._lane[1] == "FULL":
             line["owner"] = _owner_name(scene, self.slot)
-        line |= {"what": "nobody since the recording began", "who": None, "event": None}
+        nobody = "nobody since the recording began"
+        if self.known_since is not None:
+            nobody = f"not known: events were lost before event {self.known_since}"
+        line |= {"what": nobody, "who": None, "event": None}
         line |= {"step": None, "position": None, "token": None, "before": None}
         if event != NEVER:
             step, before = int(writes.step[self.slot]), int(writes.before_event[self.slot])
@@ -319,7 +333,8 @@ class WhoWrote(Question):
         columns = (
             "when", "what", "who", "event", "step", "position", "token", "owner", "before",
         )  # fmt: skip
-        return Answer(f"slot {self.slot} at step {self.step}", [], columns, self.rows)
+        title = f"slot {self.slot} at step {self.step}"
+        return Answer(title, self.gap_facts(), columns, self.rows)
 
 
 def _line(event: int, step: int | None, what: str, who: str | None) -> dict[str, Any]:
