@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     #: Makes the watcher of a stretch; gets the header that it is replayed with.
     NewWatcher = Callable[[TraceHeader], Watcher | None]
 
-#: What a replay counts and finds, other than its state of the pool.
-_CARRIED = (
+#: What a replay counts and finds, other than its state of the pool. A test holds that every
+#: attribute of a replay is either named here or known to be state.
+CARRIED = (
     "violations",
     "tally",
     "findings",
@@ -101,7 +102,7 @@ def replay_stretches(
         replay = Replay(header, options, capacities, new_watcher(header))
         if before is not None:
             former.append(stretch_of(before))
-            for name in _CARRIED:
+            for name in CARRIED:
                 setattr(replay, name, getattr(before, name))
         if begun is not None:
             begun(replay)
