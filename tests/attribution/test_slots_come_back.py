@@ -188,7 +188,7 @@ def test_who_never_had_the_slot_and_writes_it_is_a_fault_of_its_own(writer: str)
 def test_who_never_had_the_slot_and_copies_into_it_is_a_fault_of_its_own() -> None:
     copy = {"kind": "copy", "src": [4], "dst": [3], "via": "d2d", "by": "B", "canary": True}
     told = _later(copy, *decode("C", 33, 10, row=3, position=2, step=4))
-    assert told == [("transfer_race", len(TAKEN), "B", "C")]
+    assert told == [("transfer_mismatch", len(TAKEN), "B", "C")]
 
 
 def test_a_row_that_is_led_to_the_slot_is_a_fault_of_its_own() -> None:
