@@ -86,6 +86,7 @@ class RankRecord:
         place: Its index on every axis, and ``sizes`` the axes' lengths, as the header has them.
         engine: Name and version of the engine.
         kept: Whether ``rows``, ``matches`` and ``stream`` are filled.
+        starts_mid_run: Whether the server was running already when the trace began.
         raw_tokens: Whether tokens are as they were fed; salted ones have a key of the recording.
     """
 
@@ -103,6 +104,7 @@ class RankRecord:
     engine: str = ""
     kept: bool = True
     raw_tokens: bool = True
+    starts_mid_run: bool = False
 
     @classmethod
     def of(cls, header: TraceHeader, *, kept: bool) -> RankRecord:
@@ -117,6 +119,7 @@ class RankRecord:
             engine=f"{header.engine_name} {header.engine_version}",
             kept=kept,
             raw_tokens=header.tokens == "raw",
+            starts_mid_run=header.starts_mid_run,
         )
 
     def forward(self, forward: Forward) -> None:

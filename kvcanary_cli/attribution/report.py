@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvcanary_cli.attribution.rank_compare import diverging_pairs
 from kvcanary_cli.attribution.result import POSSIBLE
+from kvcanary_cli.attribution.ring_parts import part_notes
 from kvcanary_cli.attribution.runs import Candidate, find_runs
 from kvcanary_cli.replay.result import Verdict
 
@@ -90,7 +91,10 @@ class Report:
             divergences=tuple(finding for _pair, finding in pairs),
             divergent=tuple(pair for pair, _finding in pairs),
             failed=tuple(failed),
-            notes=tuple(_unclear([candidates[k] for k in group]) for group in runs.unclear),
+            notes=(
+                *(_unclear([candidates[k] for k in group]) for group in runs.unclear),
+                *part_notes(candidates),
+            ),
         )
         for number, finding in enumerate(report.findings, 1):
             finding.id = f"F{number}"
