@@ -136,11 +136,39 @@ def test_a_hit_on_freed_slots_is_one_finding(written: bool, taken: bool) -> None
     finding = _found(events, HEAD_P)
     assert (finding.cls, finding.subtype) == ("prefix_index", "phantom_hit")
     assert finding.cause_event == index_of(events, "free")
-    assert finding.corrupting_event == index_of(events, "match")
+    # The match names wrong slots; where another wrote them since, that write brought the content.
+    forwards = [e["i"] for e in events if e["kind"] == "forward"]
+    wrote = forwards[1] if written and taken else index_of(events, "match")
+    assert finding.corrupting_event == wrote
     assert (finding.victim, list(finding.blast_radius)) == ("A", ["A"])
     assert (finding.first_bad_step, finding.slots) == (3, {10, 11})
     if taken:
         assert finding.culprit.req == "B"
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_the_wrong_content_of_a_stale_hit_is_what_was_written(late: bool) -> None:
+    """Before or after the match: the culprit's write and the corrupting event are one."""
+    events = life("P", [11, 12], [10, 11], row=4, step=1)
+    own = {"kind": "own", "from": "P", "owner": "tree", "slots": [10, 11], "entry": "E"}
+    events += [own, {"kind": "finish", "req": "P"}, _free("tree", [10, 11])]
+    taken = life("B", [91, 92], [10, 11], row=5, step=2 if not late else 3)
+    events += taken if not late else []
+    events += [
+        {"kind": "history", "req": "A", "start": 0, "ids": [11, 12, 13]},
+        {"kind": "match", "req": "A", "entry": "E", "slots": [10, 11]},
+        _alloc("A", [5]),
+        _map(1, 0, [10, 11, 5]),
+    ]
+    events += [extend(2, "A", 1, 2, [13], [5]), *taken] if late else []
+    events += decode("A", 14, 6, row=1, position=3, step=4) if late else []
+    events += [] if late else [extend(3, "A", 1, 2, [13], [5])]
+    events = numbered(events)
+    wrote = next(e["i"] for e in events if e["kind"] == "forward" and e["reqs"] == ["B"])
+    (finding,) = [f for f in diagnose(HEAD_P, events).findings if f.violations]
+    assert (finding.cls, finding.subtype) == ("prefix_index", "phantom_hit")
+    assert finding.cause_event == index_of(events, "free")
+    assert finding.corrupting_event == finding.culprit.event == wrote
 
 
 @pytest.mark.parametrize("publisher", ["P", None])

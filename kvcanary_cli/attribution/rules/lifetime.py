@@ -268,11 +268,13 @@ class LifetimeFacts(Facts):
         freed = int(self.state.free_event[damage.slot])
         if match is None or freed == NEVER or freed > match.event:
             return None
+        # Content that was there before the free is wrong only because the match names it.
+        came = damage.came_event()
         return Cause(
             cls="prefix_index",
             subtype="phantom_hit",
             cause_event=freed,
-            corrupting_event=match.event,
+            corrupting_event=came if came > freed else match.event,
             culprit=self.writer(damage),
             ruled_out=[
                 RuledOut("use_after_free", "the reader matched the slot after it was freed")
