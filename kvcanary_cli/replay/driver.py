@@ -30,16 +30,12 @@ from kvcanary_cli.replay.worker import WorkerCanary
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from kvcanary_cli.replay.violations import ViolationChunk
     from kvcanary_cli.replay.watcher import Watcher
     from kvcanary_cli.trace.header import TraceHeader
     from kvcanary_cli.trace.reader import TraceReader
     from kvcanary_cli.trace.segment import Segment
 
-    Ints = NDArray[np.int64]
     _Handler = Callable[[Segment, int, int], None]
 
 UNSUPPORTED_MODES = frozenset({"PREBUILT"})
@@ -152,17 +148,21 @@ class Replay:
         """Apply the events of one segment."""
         names = segment.kind_names
         handlers = [self._handlers.get(name) for name in names]
-        kinds, rows = segment.kind.tolist(), segment.row.tolist()
         compiled = self._compiled_events(segment)
+        # Lists are faster to go through one by one; compiled code leaves few events to that.
+        kinds = segment.kind.tolist() if compiled is None else segment.kind
+        rows = segment.row.tolist() if compiled is None else segment.row
         taken = [name in COMPILED_KINDS for name in names]
         k = -1
         while (k := k + 1) < len(kinds):
             if compiled is not None and taken[kinds[k]]:
-                if self._waiting and not self._belongs_behind(segment, names[kinds[k]], rows[k]):
+                if self._waiting and not self._belongs_behind(
+                    segment, names[kinds[k]], int(rows[k])
+                ):
                     self.flush_forwards()
                 if not self._waiting:
                     k = compiled.run(segment, k)
-            kind, row = kinds[k], rows[k]
+            kind, row = int(kinds[k]), int(rows[k])
             self.events += 1
             if self._waiting and not self._belongs_behind(segment, names[kind], row):
                 self.flush_forwards()
