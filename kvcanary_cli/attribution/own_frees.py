@@ -139,7 +139,9 @@ class OwnFreeReads:
                     corrupting_event=None,
                     culprit=Culprit(req=name, step=None, event=freed),
                     ruled_out=[
-                        RuledOut("not_corruption", f"no launched overrun: {reads.proof}"),
+                        RuledOut(
+                            "late_write", f"no overrun that was launched before: {reads.proof}"
+                        ),
                     ],
                     confidence=CERTAIN if reads.certain else PROBABLE,
                     evidence=[

@@ -11,6 +11,7 @@ from kvcanary_cli.attribution import result as what
 from kvcanary_cli.attribution.damage import Cause
 from kvcanary_cli.attribution.read_roots import LATE_CELL, READS
 from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, Culprit, RuledOut
+from kvcanary_cli.attribution.runner_up import runner_up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -280,6 +281,7 @@ def _cause(found: OwnershipFinding, root: Root, rules: OwnershipRules, roots: Re
         cls, subtype = "transfer_race", "copy_write_by_non_owner"
     elif found.what == what.WRITE_BY_NON_OWNER and found.actor is None:
         cls, subtype = "pad_or_dummy_write", "dummy_write"
+    own = cls
     if root.what in _CAUSES and root.event != found.event:
         cls, subtype = _CAUSES[root.what][0], root.what
     elif not root.what and found.what in READS:
@@ -313,6 +315,6 @@ def _cause(found: OwnershipFinding, root: Root, rules: OwnershipRules, roots: Re
         cause_event=caused,
         corrupting_event=corrupting,
         culprit=Culprit(req=by, step=found.step, event=found.event),
-        ruled_out=[RuledOut("not_corruption", f"{found.what} needs no hash")],
+        ruled_out=[runner_up(found, root, cls, own)],
         evidence=evidence,
     )
