@@ -58,6 +58,8 @@ class CopyEvents:
         lane: Callable[[str, str], Writes],
     ) -> None:
         self._names, self._rules, self._context, self._lane = names, rules, context, lane
+        # By id of a transfer: the name code of the request that it works for.
+        self._served: dict[str, int] = {}
 
     def transfer_begin(self, segment: Segment, row: int, event: int) -> None:
         table = segment.tables["transfer_begin"]
@@ -70,6 +72,8 @@ class CopyEvents:
         def text(name: str) -> str | None:
             return segment.text("transfer_begin", name, row) if name in table.columns else None
 
+        req = text("req")
+        self._served[key] = NOBODY if req is None else self._names.code(req)
         leaves = text("via") in ("store", "d2h") or text("direction") == "out"
         if slots is not None and len(slots) and not leaves:
             self._context.windows.append(Window(key, event, slots))
@@ -111,8 +115,9 @@ class CopyEvents:
         if window is not None:
             window.brought.update(dict.fromkeys(dst.tolist(), event))
         foreign: NDArray[np.bool_] | bool = False
+        served = NOBODY if key is None else self._served.get(key, NOBODY)
         if pool == "full" and by is not None:
-            foreign = self._rules.write(dst, np.full(len(dst), writer, dtype=np.int32), event, None)
+            foreign = self._rules.write(dst, self._for_whom(dst, writer, served), event, None)
         writes = self._lane(*POOL_LANE[pool])
         src_pool = text("src_pool") or pool
         if pool == "full" and by is None and isinstance(source, list):
@@ -124,6 +129,35 @@ class CopyEvents:
             self._move(writes, np.array(source, dtype=np.int64), dst, src_pool, pool, event)
             return
         writes.put(dst, req=writer, step=NOBODY, event=event, kind=BY_COPY, foreign=foreign)
+
+    def _for_whom(self, dst: Ints, writer: int, served: int) -> NDArray[np.int32]:
+        """[n] name codes: on whose behalf ``writer`` copies into each slot of ``dst`` [n].
+
+        Who copies need not be who holds the slot. A transfer works for the request it names
+        (``served``); a request that matched an entry has it loaded into slots of the prefix cache,
+        and the cache loads into slots of a request that matched. What has content already is
+        nobody's to load but for who holds it, or matched it.
+        """
+        state, matches = self._rules.state, self._context.matches
+        owners = state.owner[dst]
+        holders = np.where(owners == FREE, state.last_owner[dst], owners)
+        out = np.full(len(dst), writer, dtype=np.int32)
+        mine: NDArray[np.bool_] = (holders == served) & (served != NOBODY)
+        came, allocated = self._lane(*POOL_LANE["full"]).came(dst), state.alloc_event[dst]
+        fresh = (allocated != NEVER) & (came < allocated)
+        if writer == TREE and served == NOBODY:
+            mine |= (owners > TREE) & fresh & np.isin(owners, list(matches))
+        elif writer != TREE and (owners == TREE).any():
+            mine |= (owners == TREE) & (fresh | self._matched(dst, writer))
+        out[mine] = holders[mine]
+        return out
+
+    def _matched(self, slots: Ints, req: int) -> NDArray[np.bool_]:
+        """[n] which of ``slots`` a match of ``req`` served."""
+        matched = np.zeros(len(slots), dtype=np.bool_)
+        for fact in self._context.matches.get(req, ()):
+            matched |= np.isin(slots, fact.slots)
+        return matched
 
     def _overwrites(
         self, writes: Writes, src: Ints, dst: Ints, in_pool: bool, event: int
