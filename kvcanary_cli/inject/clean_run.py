@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Event = dict[str, Any]
+#: What a copy takes: (pool, slot, False), or a position of a request, (request, position, True).
+Source = tuple[str, int, bool]
 TREE = "tree"
 
 
@@ -117,6 +119,15 @@ def written_by(at: int, event: Event, rows: list[Row]) -> Iterator[tuple[Write, 
                 yield Write(at, row.req, row.prefix + k - row.first, k), slots[k]
 
 
+def sources_of(event: Event) -> list[Source]:
+    """What each destination of a copy gets."""
+    source = event["src"]
+    if isinstance(source, dict):
+        return [(source["req"], position, True) for position in source["pos"]]
+    pool = event.get("src_pool", "full")
+    return [(pool, slot, False) for slot in source]
+
+
 def is_target_forward(event: Event) -> bool:
     return bool(event["kind"] == "forward" and event.get("worker", "target") == "target")
 
@@ -202,9 +213,22 @@ class CleanRun:
                     out.setdefault(row.row, []).append((at, row))
         return out
 
+    @cached_property
+    def copied_into(self) -> dict[tuple[str, int], list[tuple[int, Source]]]:
+        """Pool and slot to the copies that carried canary rows into it: (event, source)."""
+        out: dict[tuple[str, int], list[tuple[int, Source]]] = {}
+        for at in self.by_kind.get("copy", []):
+            event = self.events[at]
+            if event.get("canary") is False:
+                continue
+            pool = event.get("dst_pool", "full")
+            for slot, source in zip(event["dst"], sources_of(event), strict=True):
+                out.setdefault((pool, slot), []).append((at, source))
+        return out
+
     def prepare(self) -> None:
         """Work out now what is otherwise worked out when it is first asked for."""
-        _ = self._named, self._row_forwards
+        _ = self._named, self._row_forwards, self.copied_into
 
     def cells(self, row: int, at: int) -> dict[int, int]:
         """Position to slot of a table row as it stands before event ``at``."""

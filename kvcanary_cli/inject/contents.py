@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvcanary_cli.inject.clean_run import (
     CleanRun,
     Row,
+    Source,
     Write,
     is_target_forward,
     rows_of,
+    sources_of,
     written_by,
 )
 
@@ -64,7 +67,7 @@ class Watch:
         self._suspects = suspects
         self._content: dict[int, Held | None] = {}
         for slot in suspects:
-            self._content[slot] = _held(run.last_write(slot, edits.first))
+            self._content[slot] = content_before(run, "full", slot, edits.first)
         self._rows: dict[int, dict[int, int]] = {}
         self._start = edits.first
 
@@ -132,21 +135,32 @@ class Watch:
     def _copy(self, event: Event) -> None:
         if event.get("dst_pool", "full") != "full" or event.get("canary") is False:
             return
-        source = event["src"]
-        if isinstance(source, dict):
-            moved: list[Held | None] = [(source["req"], p, None) for p in source["pos"]]
-        elif event.get("src_pool", "full") == "full":
-            moved = [self._held(slot) for slot in source]
-        else:
-            return
+        moved = [self._moved(source) for source in sources_of(event)]
         for slot, content in zip(event["dst"], moved, strict=True):
             if slot in self._suspects:
                 self._content[slot] = content
 
-    def _held(self, slot: int) -> Held | None:
-        if slot in self._content:
-            return self._content[slot]
-        return _held(self.run.last_write(slot, self._start))
+    def _moved(self, source: Source) -> Held | None:
+        where, number, named = source
+        if named:
+            return where, number, None
+        if where == "full" and number in self._content:
+            return self._content[number]
+        return content_before(self.run, where, number, self._start)
+
+
+def content_before(run: CleanRun, pool: str, slot: int, at: int) -> Held | None:
+    """What a slot of a pool holds before event ``at``, through any number of copies."""
+    while True:
+        copies = run.copied_into.get((pool, slot), [])
+        k = bisect_left(copies, at, key=lambda c: c[0])
+        write = run.last_write(slot, at) if pool == "full" else None
+        if not k or (write is not None and write.at > copies[k - 1][0]):
+            return _held(write)
+        at, (where, number, named) = copies[k - 1]
+        if named:
+            return where, number, None
+        pool, slot = where, number
 
 
 def _held(write: Write | None) -> Held | None:

@@ -15,6 +15,7 @@ from kvcanary_cli.inject import (
     transfers,
     translation,
     writes,
+    wrong_pages,
 )
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ KINDS: Mapping[str, FaultKind] = MappingProxyType(
             lifetime,
             writes,
             transfers,
+            wrong_pages,
             prefix,
             rows,
             translation,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _NEEDS = frozenset({"forward", "map", "transfer"})
 
 
-def _copies(run: CleanRun, *, spec: bool) -> list[int]:
+def copies_of(run: CleanRun, *, spec: bool) -> list[int]:
     """Copies within the full pool: those that compact an accepted path, or the others."""
     return [
         at
@@ -35,7 +35,7 @@ def _compacts(run: CleanRun, at: int) -> bool:
 
 
 def _skipped(run: CleanRun, rng: random.Random, *, spec: bool) -> Planted | None:
-    copies = _copies(run, spec=spec)
+    copies = copies_of(run, spec=spec)
     for _ in range(TRIES if copies else 0):
         at = rng.choice(copies)
         edits = Edits(run.events, dropped={at})
@@ -81,7 +81,7 @@ def path_not_compacted(run: CleanRun, rng: random.Random) -> Planted | None:
 
 def misaligned_copy(run: CleanRun, rng: random.Random) -> Planted | None:
     """Blocks of a copy are paired one place off."""
-    copies = [at for at in _copies(run, spec=False) if len(run.events[at]["dst"]) > 1]
+    copies = [at for at in copies_of(run, spec=False) if len(run.events[at]["dst"]) > 1]
     for _ in range(TRIES if copies else 0):
         at = rng.choice(copies)
         edits = Edits(run.events)
