@@ -14,19 +14,18 @@ if TYPE_CHECKING:
     from kvcanary_cli.attribution.result import Finding
 
 
-def tell_awaited(waiting: Iterable[tuple[Finding, Window, int]], *, lost: bool) -> None:
+def tell_awaited(waiting: Iterable[tuple[Finding, Window, int]]) -> None:
     """Say it when the trace has ended.
 
     Args:
         waiting: Findings, the transfer that each waited for, and the slot.
-        lost: Whether events were lost.
     """
     for finding, window, slot in waiting:
         came = window.brought.get(slot)
         end = "never ended" if window.ended == NEVER else f"ended at event {window.ended}"
         began = f"began at event {window.begun}, {end}"
         if came is not None:
-            finding.confidence = PROBABLE if lost else CERTAIN
+            finding.confidence = PROBABLE if finding.lost_within else CERTAIN
             text = f"its copy came at event {came}, after the read"
             finding.evidence.append(
                 f"transfer {window.key} was to fill slot {slot} ({began}): {text}"

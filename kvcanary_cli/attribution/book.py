@@ -10,7 +10,7 @@ from kvcanary_cli.attribution.ledger import NOBODY, TREE
 from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvcanary_cli.attribution.context import Window
     from kvcanary_cli.attribution.damage import Cause, Damage
     from kvcanary_cli.attribution.ledger import Names
-    from kvcanary_cli.trace.notes import TraceNotes
+    from kvcanary_cli.trace.notes import Gap, TraceNotes
 
     Ints = NDArray[np.int64]
 
@@ -44,6 +44,8 @@ class FindingBook:
         awaiting: Findings that a transfer may still explain, the transfer and the slot.
         event: Of the violations that are being explained.
         event_now: ``i`` of the event that is being judged.
+        named_before: Requests that were named before the last gap, and behind how many gaps first.
+        begins: Whether the events since the last gap tell how a request begins.
     """
 
     def __init__(
@@ -57,6 +59,8 @@ class FindingBook:
         self.in_full: dict[tuple[int, int, int], Finding] = {}
         self.event = self.event_now = NOBODY
         self.awaiting: list[tuple[Finding, Window, int]] = []
+        self.named_before: dict[str, int] = {}
+        self.begins: Callable[[str], bool] = bool
 
     def of_damage(self, cause: Cause, damage: Damage) -> Finding:
         key = self.cause_key(cause, damage.worker, damage.pool_kind)
@@ -74,7 +78,7 @@ class FindingBook:
     def new(
         self, cause: Cause, worker: str, pool_kind: str, victim: str | None, step: int | None
     ) -> Finding:
-        self._weigh_gaps(cause)
+        lost = self._weigh_gaps(cause, victim)
         finding = Finding(
             id=f"F{len(self.findings) + 1}",
             cls=cause.cls,
@@ -91,6 +95,7 @@ class FindingBook:
             confidence=cause.confidence,
             evidence=cause.evidence,
             remedy=remedy(cause.cls, cause.subtype),
+            lost_within=lost,
         )
         self.by_cause[self.cause_key(cause, worker, pool_kind)] = finding
         self.findings.append(finding)
@@ -98,19 +103,44 @@ class FindingBook:
 
     def tell_awaited(self) -> None:
         """Say what became of the transfers that were waited for."""
-        tell_awaited(self.awaiting, lost=bool(self._notes.gaps))
+        tell_awaited(self.awaiting)
 
-    def _weigh_gaps(self, cause: Cause) -> None:
-        """Events that were lost before the damage was met may hold another cause."""
-        gaps = [gap for gap in self._notes.gaps if gap.after_i < self.event_now]
+    def named(self) -> dict[str, int]:
+        """Requests named so far, and behind how many of the trace's gaps first."""
+        gaps = len(self._gaps())
+        names = (self.names.name(code) for code in range(TREE + 1, len(self.names)))
+        return dict.fromkeys((name for name in names if name is not None), gaps) | self.named_before
+
+    def _gaps(self) -> list[Gap]:
+        return [gap for gap in self._notes.gaps if gap.after_i < self.event_now]
+
+    def _weigh_gaps(self, cause: Cause, victim: str | None) -> int:
+        """How many events were lost between what a finding rests on and the damage.
+
+        It rests on what its victim and its culprit did from their beginning on. What happened to
+        the slots and rows is of no concern: all that is known of them came behind the last gap.
+        """
+        gaps = self._gaps()
         if not gaps:
-            return
+            return 0
+        parties = {victim, cause.culprit.req} - {None, "tree"}
+        since = min((self._begun_behind(req, len(gaps)) for req in parties if req), default=0)
+        within = gaps[since:]
+        if not within:
+            return 0
         if cause.confidence == CERTAIN:
             cause.confidence = PROBABLE
+        lost = sum(gap.count for gap in within)
         cause.evidence.append(
-            f"{sum(gap.count for gap in gaps)} events before it were lost, the last ones after "
-            f"event {gaps[-1].after_i}"
+            f"{lost} events before it were lost, the last ones after event {within[-1].after_i}"
         )
+        return lost
+
+    def _begun_behind(self, req: str, gaps: int) -> int:
+        """Behind how many of ``gaps`` gaps a request began for sure."""
+        if req in self.named_before:
+            return self.named_before[req]
+        return gaps if self.begins(req) else gaps - 1
 
     def add(
         self,

@@ -77,11 +77,18 @@ def diagnose_trace(
         if diagnosers:
             # What ranks must have done alike they did on both sides of a gap.
             diagnoser.record = diagnosers[0].record
+            diagnoser.book.named_before = diagnosers[-1].book.named()
         diagnosers.append(diagnoser)
         return None if options.strict_upstream else diagnoser
 
     def begun(replay: Replay) -> None:
         diagnosers[-1].replay = replay
+
+        def begins(req: str) -> bool:
+            histories = replay.pool.histories
+            return histories is not None and histories.knows_begin(req)
+
+        diagnosers[-1].book.begins = begins
 
     def met_gap() -> None:
         diagnosers[-1].ends_in_gap = True

@@ -53,7 +53,7 @@ class OwnershipFinding:
         step: Step of the forward, None outside a forward.
         what: Which rule.
         owner: Who owned the slots; None = the free list.
-        actor: Who acted; None = a padding row.
+        actor: Who acted; None = a padding row, or a copy that names nobody where ``step`` is None.
         slots: The slots, ascending.
     """
 
@@ -121,6 +121,7 @@ class Finding:
         last_event: ``i`` of the last forward or sweep that met its damage.
         follows: ``i`` of events that, if they are another finding's cause, are this one's too.
         sources: Slots that the damage was in before copies moved it.
+        lost_within: Events lost in recording between what it rests on and the damage.
     """
 
     id: str
@@ -149,3 +150,4 @@ class Finding:
     last_event: int | None = None
     follows: set[int] = field(default_factory=set)
     sources: set[int] = field(default_factory=set)
+    lost_within: int = 0

@@ -233,6 +233,10 @@ class TokenHistories:
         row = self._row(code)
         return (self.pool[row] if row >= 0 else self.store.of(code))[: self._length(code)]
 
+    def knows_begin(self, req: str) -> bool:
+        """Whether the token of ``req`` at position 0 is known."""
+        return bool((self.tokens(req)[:1] >= 0).any())
+
     def requests(self) -> list[str]:
         """Requests whose tokens are known, oldest first."""
         serials = self._requests.cells[: len(self._requests), Request.HISTORY_KNOWN]

@@ -77,7 +77,7 @@ def block_lines(
     yield from _under("NOT", (f"{r.cls.replace('_', '-')}: {r.because}" for r in finding.ruled_out))
     if diagnosis is not None:
         yield "COVERAGE", coverage_line(finding, diagnosis, ranks)
-    yield "CONFIDENCE", confidence_line(finding, diagnosis)
+    yield "CONFIDENCE", confidence_line(finding)
     yield "REMEDY", finding.remedy
     fixes = [f"{fix.ref}: {fix.what}" for fix in class_pages()[finding.cls].upstream]
     yield from _under("UPSTREAM", iter(fixes))

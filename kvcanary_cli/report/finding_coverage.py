@@ -44,13 +44,12 @@ def coverage_line(finding: Finding, diagnosis: Diagnosis, ranks: int) -> str:
     return "; ".join(parts)
 
 
-def confidence_line(finding: Finding, diagnosis: Diagnosis | None) -> str:
+def confidence_line(finding: Finding) -> str:
     """The word, what it means, and what keeps it from being more."""
     meaning = _MEANING[finding.confidence]
     if finding.cause_event is None:
         meaning = "the damage is certain; what did it is not in the trace"
     line = f"{finding.confidence}: {meaning}"
-    lost = 0 if diagnosis is None else diagnosis.replay.coverage.lost_events
-    if lost:
-        line += f"; {lost:,} lost events may hold another cause"
+    if finding.lost_within:
+        line += f"; {count(finding.lost_within, 'lost event')} before it may hold another cause"
     return line

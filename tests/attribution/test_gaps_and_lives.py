@@ -16,6 +16,7 @@ from kvcanary_cli.attribution.diagnose import Diagnosis, diagnose_trace
 from kvcanary_cli.attribution.report import Report
 from kvcanary_cli.replay.options import ReplayOptions
 from kvcanary_cli.report import replay_json, replay_text
+from kvcanary_cli.report.finding_coverage import confidence_line
 from tests.attribution.events import HEAD, decode, life, numbered
 from tests.attribution.helpers import SCENARIOS, diagnose, events_of
 from tests.replay.helpers import UNCHECKED, MemoryReader
@@ -35,6 +36,63 @@ def _said(diagnosis: Diagnosis) -> str:
     return text + "".join(replay_json.json_parts(report))
 
 
+def _named(events: list[dict[str, Any]], req: str | None) -> int | None:
+    """First event that names a request."""
+    if req in (None, "tree"):
+        return None
+    keys = ("req", "owner", "from", "by", "parent", "child")
+    for e in events:
+        if req in [e.get(key) for key in keys] or req in (e.get("reqs") or ()):
+            return int(e["i"])
+    return None
+
+
+@pytest.mark.parametrize(
+    ("lost", "within"),
+    [
+        ("before both", 0),
+        ("the victim's beginning", 3),
+        ("the victim's life", 3),
+        ("before the cause", 3),
+        ("behind the damage", 0),
+    ],
+)
+def test_a_gap_counts_where_a_finding_rests_on_what_was_lost(lost: str, within: int) -> None:
+    """From the beginning of victim and culprit to the damage, and nowhere else."""
+    events = life("Q", [91, 92], [40, 41], row=5, step=1)
+    marks = {"before both": len(events)}
+    victim = life("B", [11, 12, 13], [1, 2, 3], row=1, step=2)
+    if lost == "the victim's beginning":
+        marks[lost] = len(events)
+        victim = victim[1:]
+    events += victim
+    marks["the victim's life"] = len(events)
+    if lost in marks and "life" in lost:
+        # The row and its slots are told again.
+        events += [{"kind": "history", "req": "B", "start": 0, "ids": [11, 12, 13]}, *victim[1:]]
+        events[-1] = events[-1] | {"step": 3}
+    events += decode("B", 14, 4, row=1, position=3, step=4)
+    marks["before the cause"] = len(events)
+    if lost == "before the cause":
+        events += [*victim[:3], victim[3] | {"step": 5}]
+    events += [{"kind": "free", "owner": "B", "slots": [1, 2, 3], "reason": "dedup"}]
+    events += life("C", [31, 32, 33], [1, 2, 3], row=2, step=6)
+    events += decode("B", 15, 6, row=1, position=4, step=7)
+    marks["behind the damage"] = len(events)
+    events += decode("B", 16, 7, row=1, position=5, step=8)
+    events = numbered(events)
+    for e in events[marks[lost] :]:
+        e["i"] += 3
+    (finding,) = diagnose(HEAD, events).findings
+    assert finding.cls == "use_after_free"
+    assert finding.lost_within == within
+    assert (finding.confidence == "certain") == (within == 0)
+    assert any("were lost" in text for text in finding.evidence) == (within > 0)
+    line = confidence_line(finding)
+    assert line.startswith(finding.confidence)
+    assert ("3 lost events" in line) == (within > 0)
+
+
 @pytest.mark.parametrize("name", CASES)
 @given(seed=st.integers(0, 1 << 30))
 @settings(max_examples=8, deadline=None)
@@ -44,13 +102,17 @@ def test_lost_events_weaken_a_finding(name: str, seed: int) -> None:
     kept = [e for e in events if rng.random() > 0.15 or e is events[0]]
     diagnosis = diagnose(head, kept)
     gaps = [b["i"] for a, b in itertools.pairwise(kept) if b["i"] != a["i"] + 1]
-    first = min(gaps, default=None)
     for finding in diagnosis.findings:
         steps = {e["step"]: e["i"] for e in kept if e["kind"] == "forward"}
         met = steps.get(finding.first_bad_step)
-        if first is not None and met is not None and met >= first:
+        named = [_named(kept, req) for req in (finding.victim, finding.culprit.req)]
+        first = min((i for i in named if i is not None), default=None)
+        if met is not None and any(first is None or first < gap <= met for gap in gaps):
             assert finding.confidence != "certain"
+            assert finding.lost_within
             assert any("were lost" in text for text in finding.evidence)
+        if met is not None and not any(gap <= met for gap in gaps):
+            assert not finding.lost_within
     assert NO_NUMBER not in _said(diagnosis)
 
 
