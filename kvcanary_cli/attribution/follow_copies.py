@@ -105,7 +105,8 @@ class CopyEvents:
         from_request = source["req"] if isinstance(source, dict) else None
         key = transfer_key(segment.json("copy", "id", row) if "id" in table.columns else None)
         by = text("by") or from_request
-        writer = NOBODY if by is None else self._names.code(by)
+        served = NOBODY if key is None else self._served.get(key, NOBODY)
+        writer = served if by is None else self._names.code(by)
         begun = self._context.transfers.get(key, NEVER) if key is not None else NEVER
         canary = table.get_bool("canary", row) is not False
         via_row = table.get_int("via_row", row) if "via_row" in table.columns else None
@@ -115,14 +116,13 @@ class CopyEvents:
         if window is not None:
             window.brought.update(dict.fromkeys(dst.tolist(), event))
         foreign: NDArray[np.bool_] | bool = False
-        served = NOBODY if key is None else self._served.get(key, NOBODY)
         if pool == "full" and by is not None:
             foreign = self._rules.write(dst, self._for_whom(dst, writer, served), event, None)
         writes = self._lane(*POOL_LANE[pool])
         src_pool = text("src_pool") or pool
         if pool == "full" and by is None and isinstance(source, list):
             src = np.array(source, dtype=np.int64)
-            kept = ~self._overwrites(writes, src, dst, src_pool == pool, event)
+            kept = ~self._overwrites(writes, src, dst, src_pool == pool, served, event)
             source, dst = src[kept].tolist(), dst[kept]
         if isinstance(source, list) and canary and by is None:
             # Content that moved within the pool keeps its writer.
@@ -160,9 +160,9 @@ class CopyEvents:
         return matched
 
     def _overwrites(
-        self, writes: Writes, src: Ints, dst: Ints, in_pool: bool, event: int
+        self, writes: Writes, src: Ints, dst: Ints, in_pool: bool, served: int, event: int
     ) -> NDArray[np.bool_]:
-        """Enter where a copy that names nobody hit what another request had written.
+        """Enter where a copy that names nobody hit what another than ``served`` had written.
 
         Returns:
             [n] which slots of ``dst`` [n] are dealt with.
@@ -175,11 +175,12 @@ class CopyEvents:
         )
         if not live.any():
             return live
-        writers = np.full(len(dst), NOBODY, dtype=np.int32)
+        live &= owners != served
+        writers = np.full(len(dst), served, dtype=np.int32)
         if in_pool:
             writers[:] = state.owner[src]
             live &= (writers != UNKNOWN) & (writers != owners)
-            writers[writers == FREE] = NOBODY
+            writers[writers == FREE] = served
         if live.any():
             self._rules.write(dst[live], writers[live], event, None)
             writes.put(

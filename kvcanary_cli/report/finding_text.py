@@ -35,7 +35,7 @@ def ownership_part(
             "-" if f.step is None else str(f.step),
             f.what,
             "free list" if f.owner is None else f.owner,
-            "padding row" if f.actor is None else f.actor,
+            ("a copy" if f.step is None else "padding row") if f.actor is None else f.actor,
             ranges(f.slots),
         )
         for f in found[:max_rows]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from tests.attribution.events import HEAD, decode, life, numbered
+from kvcanary_cli.report.finding_text import ownership_part
+from tests.attribution.events import HEAD, decode, index_of, life, numbered
 from tests.attribution.helpers import diagnose
 
 Event = dict[str, Any]
@@ -117,3 +120,84 @@ def test_the_cache_fills_no_slots_of_who_asked_for_nothing(windowed: bool) -> No
     (finding,) = diagnose(HEAD, numbered(events)).findings
     assert (finding.cls, finding.subtype) == ("transfer_mismatch", "wrong_pages")
     assert finding.slots == {4, 5, 6}
+
+
+# How slots 1 to 3 went from a former holder, who copies later, to X.
+_LEFT: dict[str, list[Event]] = {
+    "A": [{"kind": "free", "owner": "A", "slots": [1, 2, 3], "reason": "retract"}],
+    "tree": [
+        {"kind": "own", "from": "A", "owner": "tree", "slots": [1, 2, 3], "entry": "P"},
+        {"kind": "free", "owner": "tree", "slots": [1, 2, 3], "reason": "evict"},
+    ],
+}
+
+
+def _came_back(former: str, by: str | None, *, begun: str, reread: bool) -> list[Event]:
+    """A's new transfer fills slots 4 to 6, but brings one block to slot 1, which X has.
+
+    ``begun``: when it began, ``before`` the slots were given away, ``after``, before X ``wrote``
+    its prompt, or not at ``all``.
+    """
+    begin = {"kind": "transfer_begin", "id": "T", "req": "A", "via": "h2d", "slots": [4, 5, 6]}
+    copy = _LOAD | {"dst": [4, 5, 1], "via": "h2d"} | ({"by": by} if by else {})
+    copy |= {"id": "T"} if begun != "all" else {}
+    if by is None:
+        copy |= {"src": [101, 102, 103], "src_pool": "host"}
+    x = life("X", [51, 52, 53], [1, 2, 3], row=2, step=2)
+    return [
+        *life("A", [11, 12, 13], [1, 2, 3], row=1, step=1),
+        {"kind": "copy", "src": [1, 2, 3], "dst": [101, 102, 103], "dst_pool": "host"},
+        *([begin] if begun == "before" else []),
+        *_LEFT[former],
+        *x[:3],
+        *([begin] if begun == "wrote" else []),
+        x[3],
+        {"kind": "match", "req": "A", "entry": "P", "slots": [], "tier": "host"},
+        {"kind": "alloc", "owner": "A", "slots": [4, 5, 6]},
+        *([begin] if begun == "after" else []),
+        copy,
+        *(decode("X", 54, 9, row=2, position=3, step=3) if reread else []),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("former", "by", "writer"), [("A", "A", "A"), ("tree", "tree", "tree"), ("tree", None, "A")]
+)
+@pytest.mark.parametrize("reread", [True, False])
+def test_what_was_given_away_before_the_copy_began_did_not_race(
+    former: str, by: str | None, writer: str, reread: bool
+) -> None:
+    events = numbered(_came_back(former, by, begun="after", reread=reread))
+    at = index_of(events, "copy", dst=[4, 5, 1])
+    report = diagnose(HEAD, events)
+    (finding,) = [f for f in report.findings if 1 in f.slots]
+    assert (finding.cls, finding.subtype) == ("transfer_mismatch", "wrong_pages")
+    assert (finding.cause_event, finding.corrupting_event) == (at, at)
+    assert (finding.victim, finding.culprit.req) == ("X", writer)
+    assert finding.confidence == "certain"
+    assert [f.actor for f in report.ownership if f.event == at] == [writer]
+
+
+@pytest.mark.parametrize("former", _LEFT)
+@pytest.mark.parametrize("begun", ["before", "wrote", "all"])
+@pytest.mark.parametrize("reread", [True, False])
+def test_what_was_given_away_or_written_while_the_copy_ran_is_a_race(
+    former: str, begun: str, reread: bool
+) -> None:
+    """So is what may have been: without a begin the copy may be under way for long."""
+    events = numbered(_came_back(former, former, begun=begun, reread=reread))
+    (finding,) = [f for f in diagnose(HEAD, events).findings if 1 in f.slots]
+    assert (finding.cls, finding.subtype) == ("transfer_race", "h2d_write_after_free")
+    assert finding.cause_event == index_of(events, "free")
+
+
+def test_a_copy_that_names_nobody_is_no_padding_row() -> None:
+    events = numbered(_came_back("A", None, begun="all", reread=False))
+    report = diagnose(HEAD, events)
+    (broken,) = report.ownership
+    assert (broken.actor, broken.step) == (None, None)
+    console = Console(width=100, file=StringIO())
+    with console.capture() as shown:
+        console.print(*ownership_part(report, 100, None))
+    assert "a copy" in shown.get()
+    assert "padding row" not in shown.get()

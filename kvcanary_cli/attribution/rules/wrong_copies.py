@@ -28,7 +28,12 @@ class WrongCopies(Facts):
             return None
         if copy.via == "flush" and copy.via_row is not None:
             return self._late_flush(damage, copy, writer)
-        if self._had_it(slot, writer) or self._changed_hands(slot, copy.begun_event):
+        if self._changed_hands(slot, copy.begun_event) or self._claims(slot, writer):
+            return None
+        # Whatever was before the begin of the copy did not race with it.
+        before = copy.begun_event != NEVER and int(writes.before_event[slot]) < copy.begun_event
+        had = self._had_it(slot, writer)
+        if had and not before:
             return None
         name, since = self.names.name(writer), int(state.since[slot])
         whose = self.names.name(owner)
@@ -48,7 +53,10 @@ class WrongCopies(Facts):
                     "transfer_race",
                     f"slot {slot} was free, and {name} had not given it back"
                     if owner == FREE
-                    else f"{whose} had slot {slot} all the time since it got it",
+                    else f"{whose} had slot {slot} all the time since it got it"
+                    if not had
+                    else f"{whose} had slot {slot} when the copy began at event "
+                    f"{copy.begun_event}, and did not lose or write it since",
                 )
             ],
             evidence=[
@@ -64,9 +72,12 @@ class WrongCopies(Facts):
         freed, bad = int(state.free_event[slot]), int(state.bad_event[slot])
         if freed not in (NEVER, bad) and int(state.free_by[slot]) == writer:
             return True
-        if int(state.owner[slot]) == TREE and int(state.last_owner[slot]) == writer:
-            return True
-        return bad != NEVER and state.custody.holds(slot, writer)
+        return int(state.owner[slot]) == TREE and int(state.last_owner[slot]) == writer
+
+    def _claims(self, slot: int, writer: int) -> bool:
+        """Whether a broken rule left the slot with more holders than one, the writer among them."""
+        state = self.state
+        return int(state.bad_event[slot]) != NEVER and state.custody.holds(slot, writer)
 
     def _changed_hands(self, slot: int, begun: int) -> bool:
         """Whether somebody was given the slot while the copy ran."""
