@@ -307,6 +307,12 @@ def _cause(found: OwnershipFinding, root: Root, rules: OwnershipRules, roots: Re
         evidence.append(
             f"row {cell.row} was set to them at event {cell.set_at}, when they were free"
         )
+    if found.what == what.MATCH_OF_FOREIGN and root.what == found.what and root.follows is None:
+        subtype, by = "never_published", None
+        evidence.append(
+            f"nobody had published the slots, or given them to the cache: {found.owner} has them "
+            "since it wrote them or was given them, and did nothing to make them a hit"
+        )
     if found.what not in _MET_BY_READING:
         evidence.append(_not_read(_read_later(found, rules)))
     return Cause(
