@@ -201,7 +201,9 @@ class Context:
 
     ``adapters`` holds the version of each adapter that is loaded; ``cow_from``, by a forked slot,
     the last fork that meant a copy of it and where to; ``unlisted`` entries of the prefix cache
-    that were published without their slots, with who did that, None = not told; ``recycled`` rows
+    that were published without their slots, with who did that, None = not told; ``left`` the
+    namespaces of entries that the device's index let go, which other tiers may hold; ``aliased``
+    by event, matches that served a request the entry of another namespace; ``recycled`` rows
     that were found to be given away in flight, with that release; ``moved`` slots whose content
     was damaged before the copy at that event brought it, with the cause.
     """
@@ -219,6 +221,8 @@ class Context:
     windows: deque[Window] = field(default_factory=lambda: deque(maxlen=_WINDOWS))
     entries: dict[str, str] = field(default_factory=dict)
     unlisted: dict[str, int | None] = field(default_factory=dict)
+    left: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    aliased: dict[int, tuple[int, MatchFact]] = field(default_factory=dict)
     matches: dict[int, deque[MatchFact]] = field(default_factory=dict)
     accepts: dict[int, AcceptFact] = field(default_factory=dict)
     puts: dict[int, deque[PutFact]] = field(default_factory=dict)
@@ -249,6 +253,17 @@ class Context:
 
     def match(self, req: int, fact: MatchFact) -> None:
         self.matches.setdefault(req, deque(maxlen=64)).append(fact)
+        known = None not in (fact.namespace, fact.published)
+        if known and fact.namespace != fact.published and len(self.aliased) < _REMEMBERED:
+            self.aliased[fact.event] = req, fact
+
+    def leave(self, entry: str) -> None:
+        """The device's index lets ``entry`` go; another tier may have it still."""
+        namespace = self.entries.pop(entry, None)
+        if namespace is not None:
+            self.left[entry] = namespace
+            if len(self.left) > _REMEMBERED:
+                self.left.popitem(last=False)
 
     def note_match(self, req: int, segment: Segment, row: int, event: int) -> None:
         """Remember the match in row ``row`` of its table, of the request with code ``req``."""
@@ -259,8 +274,10 @@ class Context:
         if "namespace" in segment.tables["match"].columns:
             asked = segment.text("match", "namespace", row)
         namespace = None if asked is None else self.namespace(asked)
-        fact = MatchFact(event, entry, slots.astype("i4"), namespace, self.entries.get(entry))
-        self.match(req, fact)
+        published = self.entries.get(entry)
+        if published is None and _is_off_device(segment, row):
+            published = self.left.get(entry)
+        self.match(req, MatchFact(event, entry, slots.astype("i4"), namespace, published))
 
     def matched(self, req: int, slot: int) -> MatchFact | None:
         """The newest match of ``req`` that served ``slot``."""
@@ -290,3 +307,10 @@ class Context:
 def transfer_key(value: Any) -> str | None:
     """A transfer's id as text, None without one."""
     return None if value is None else str(value)
+
+
+def _is_off_device(segment: Segment, row: int) -> bool:
+    """Whether a match was served from another tier: its entry need not be the device's."""
+    if "tier" not in segment.tables["match"].columns:
+        return False
+    return segment.text("match", "tier", row) not in (None, "device")

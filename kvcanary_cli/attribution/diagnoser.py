@@ -225,6 +225,7 @@ class Diagnoser:
             self.follower.rules, self.book.findings, self.book.add, roots, self._copy_faults
         )
         self._own_frees.explain(self.book.findings, self.book.add)
+        self._namespaces.explain(self.book.findings, self.book.add)
         self._snapshots.take(self.book.findings)
         fold_consequences(self.book.findings)
         self.book.findings.sort(

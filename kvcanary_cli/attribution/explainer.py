@@ -131,7 +131,9 @@ class Explainer:
         )
         if finding is None:
             finding = self._book.new(cause, chunk.worker, chunk.pool_kind, name, chunk.step)
-        self._book.known[(*lane_of(chunk), slot, chunk.event)] = finding
+        if not self._now.is_foreign(slot):
+            # Who loses a slot to a stranger suffers from that, whatever the stranger was fed.
+            self._book.known[(*lane_of(chunk), slot, chunk.event)] = finding
         self._book.by_slot[(*lane_of(chunk), slot)] = finding
         if finding.pool_kind != chunk.pool_kind:
             finding.violations += 1

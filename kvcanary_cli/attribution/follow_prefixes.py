@@ -59,7 +59,7 @@ class PrefixEvents:
 
     def unpublish(self, segment: Segment, row: int, event: int) -> None:
         entry = segment.text("unpublish", "entry", row) or ""
-        self._context.entries.pop(entry, None)
+        self._context.leave(entry)
         self._context.unlisted.pop(entry, None)
 
     def match(self, segment: Segment, row: int, event: int) -> None:

@@ -10,11 +10,12 @@ from kvcanary_cli.attribution.damage import Cause
 from kvcanary_cli.attribution.result import Culprit, RuledOut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from kvcanary_cli.attribution.follow import Follower
+    from kvcanary_cli.attribution.result import Finding
     from kvcanary_cli.replay.forwards import Forward
 
     Ints = NDArray[np.int64]
@@ -49,6 +50,32 @@ class Namespaces:
             mine = slots[alien & (reader_rows == row)]
             self._report(forward, row, mine, int(codes[row]), add)
 
+    def explain(self, findings: Sequence[Finding], add: Add) -> None:
+        """Report matches of another namespace's entry that no read showed, from whatever tier."""
+        told = {f.cause_event for f in findings if f.cls == "key_aliasing"}
+        for event, (req, match) in self._follower.context.aliased.items():
+            if event in told:
+                continue
+            theirs, ours = match.published or "", match.namespace or ""
+            add(
+                Cause(
+                    cls="key_aliasing",
+                    subtype=_subtype(theirs, ours),
+                    cause_event=event,
+                    corrupting_event=None,
+                    culprit=Culprit(req=None, step=None, event=event),
+                    ruled_out=[RuledOut("prefix_index", "the entry is the one that was asked for")],
+                    evidence=[
+                        f"entry {match.entry} was published under {theirs} and matched under "
+                        f"{ours} at event {event}"
+                    ],
+                ),
+                self._follower.names.name(req),
+                None,
+                np.array(match.slots, dtype=np.int64),
+                np.arange(len(match.slots), dtype=np.int64),
+            )
+
     def _report(self, forward: Forward, row: int, slots: Ints, reader: int, add: Add) -> None:
         follower = self._follower
         writes, names = follower.lane(forward.worker, "FULL"), follower.names
@@ -56,11 +83,10 @@ class Namespaces:
         theirs = (names.name(int(writes.namespace[first])) or "").removeprefix(_PREFIX)
         ours = follower.context.namespace((forward.namespaces or [])[row] or "")
         match = follower.context.matched(reader, first)
-        same_base = theirs.split("@")[0] == ours.split("@")[0]
         add(
             Cause(
                 cls="key_aliasing",
-                subtype="adapter_version" if same_base else "namespace",
+                subtype=_subtype(theirs, ours),
                 cause_event=forward.event if match is None else match.event,
                 corrupting_event=None,
                 culprit=Culprit(
@@ -76,3 +102,8 @@ class Namespaces:
             slots,
             writes.position[slots].astype(np.int64),
         )
+
+
+def _subtype(theirs: str, ours: str) -> str:
+    """Whether two namespaces are one adapter at two versions."""
+    return "adapter_version" if theirs.split("@")[0] == ours.split("@")[0] else "namespace"

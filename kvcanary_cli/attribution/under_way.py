@@ -49,6 +49,12 @@ class UnderWay:
         lut = None if self.replay is None else self.replay.pool.lut
         self.follower.written(forward, self.lanes, self.codes, self.foreign, lut)
 
+    def is_foreign(self, slot: int) -> bool:
+        """Whether the forward writes ``slot`` of the full pool without owning it."""
+        if not self.lanes:
+            return False
+        return bool(self.foreign[self.lanes[0] == slot].any())
+
     def cell(self, forward: Forward | None, row: int, position: int) -> int:
         """What a row names at ``position`` for a forward; 0 if that is not known."""
         if row <= 0 or position < 0 or self.replay is None:

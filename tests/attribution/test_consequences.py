@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvcanary_cli.attribution.custody import Custody
 from kvcanary_cli.attribution.ledger import Names
 from kvcanary_cli.attribution.ownership import OwnershipRules
-from tests.attribution.events import HEAD, decode, life, numbered
+from tests.attribution.events import HEAD, decode, index_of, life, numbered
 from tests.attribution.helpers import diagnose
 
 Event = dict[str, Any]
@@ -246,3 +246,26 @@ def test_claims_are_followed_only_where_a_rule_broke() -> None:
     assert not custody.contested(3, 7)
     custody.hand_out(3, 7)
     assert custody.contested(3, 7)
+
+
+@pytest.mark.parametrize("fed", [33, 99])
+def test_who_loses_a_slot_to_a_stranger_suffers_from_that(fed: int) -> None:
+    """Whether the stranger was fed the right token there or not."""
+    events = numbered(
+        [
+            *life("A", [11, 12, 13], [1, 2, 3], row=1, step=1),
+            *life("B", [31, 32], [5, 6], row=2, step=2),
+            {"kind": "history", "req": "B", "start": 2, "ids": [33]},
+            {"kind": "map", "row": 2, "start": 2, "slots": [3]},
+            decode("B", fed, 3, row=2, position=2, step=3)[-1],
+            *decode("A", 14, 4, row=1, position=3, step=4),
+        ]
+    )
+    found = {f.victim: f for f in diagnose(HEAD, events).findings}
+    at = index_of(events, "forward", step=3)
+    assert (found["A"].cls, found["A"].subtype) == ("late_write", "write_by_non_owner")
+    assert (found["A"].cause_event, found["A"].culprit.req) == (at, "B")
+    assert list(found["A"].blast_radius) == ["A"]
+    assert ("B" in found) == (fed == 99)
+    if fed == 99:
+        assert (found["B"].cls, list(found["B"].blast_radius)) == ("wrong_token_fed", ["B"])
