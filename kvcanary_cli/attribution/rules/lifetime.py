@@ -149,7 +149,10 @@ class LifetimeFacts(Facts):
         writer = int(damage.writes.req[damage.slot])
         if fact is None:
             return None
-        if facts.released_by != damage.victim or writer == damage.victim:
+        # A retracted request, or a new one of its name, may get the row anew and put its own slots
+        # there; what is still under way of one that lost its row sets no cells.
+        again = any(f.owner == damage.victim and f.event > released for f in facts.maps)
+        if facts.released_by != damage.victim or writer == damage.victim or again:
             return self._shared_row(damage, released, fact)
         # The row's new tenant; what it shares with others was written by them.
         taker = facts.taker(damage.victim, released)
