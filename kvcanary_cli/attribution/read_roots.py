@@ -68,8 +68,8 @@ class ReadRoots:
             if not freed or root.event < match.event:
                 return what.MATCH_OF_FREE, match.event
             return root.what, root.event
-        # Whoever reads a free slot uses it after its free, however its row came to name it.
-        cell = self.cell(found, slot) if found.what == what.READ_OF_FOREIGN else None
+        # What was put into the row behind its free was not freed while the reader named it.
+        cell = self.cell(found, slot)
         return (root.what, root.event) if cell is None else (LATE_CELL, cell.set_at)
 
     def cell(self, found: OwnershipFinding, slot: int) -> Cell | None:

@@ -1,4 +1,4 @@
-"""Rows that their request gets back are its own again."""
+"""Rows that their request gets back, and cells set to slots that were free already."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.attribution.events import HEAD, decode, extend, life, numbered
+from tests.attribution.events import HEAD, decode, extend, index_of, life, numbered
 from tests.attribution.helpers import diagnose
 
 if TYPE_CHECKING:
@@ -134,3 +134,24 @@ def test_a_row_that_another_got_is(how: str) -> None:
     finding = _found([*events, late[-1]])
     assert (finding.cls, finding.subtype) == ("stale_mapping", "row_recycled_in_flight")
     assert finding.culprit.req == "X"
+
+
+@pytest.mark.parametrize(
+    ("former", "ids"), [("Z", [11, 12, 13]), ("Z", [61, 62, 63]), ("A", [11, 12, 13])]
+)
+def test_a_cell_that_was_set_to_free_slots(former: str, ids: list[int]) -> None:
+    events = [
+        *life(former, ids, [20, 21, 22], row=3, step=1),
+        _free(former, [20, 21, 22], "finish"),
+        {"kind": "finish", "req": former},
+        {"kind": "history", "req": "A", "start": 0, "ids": [11, 12, 13, 14]},
+        {"kind": "alloc", "owner": "A", "slots": [5]},
+        {"kind": "map", "row": 1, "start": 0, "slots": [20, 21, 22, 5]},
+        extend(2, "A", 1, 3, [14], [5]),
+        *decode("A", 15, 6, row=1, position=4, step=3),
+    ]
+    finding = _found(events)
+    assert (finding.cls, finding.subtype) == ("stale_mapping", "cells_rewritten")
+    cell = index_of(numbered(events), "map", row=1, start=0)
+    assert (finding.cause_event, finding.culprit.req) == (cell, "A")
+    assert (finding.victim, finding.slots) == ("A", {20, 21, 22})

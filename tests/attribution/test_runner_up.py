@@ -21,6 +21,14 @@ READS: list[Event] = [
     {"kind": "map", "row": 2, "start": 0, "slots": [20, 21, 7]},
     extend(4, "B", 2, 2, [13], [7]),
 ]
+EVICTED: list[Event] = [
+    *Z,
+    {"kind": "own", "from": "Z", "owner": "tree", "slots": [20, 21], "entry": "E"},
+    {"kind": "match", "req": "B", "entry": "E", "slots": [20, 21]},
+    *READS[:-1],
+    {"kind": "free", "owner": "tree", "slots": [20, 21], "reason": "evict"},
+    READS[-1],
+]
 PAD = decode("A", 13, 7, row=1, position=2, step=3)
 PAD[-1] |= {
     "reqs": ["A", None],
@@ -36,7 +44,13 @@ PAD[-1] |= {
 @pytest.mark.parametrize(
     ("events", "rule", "excluded", "fact"),
     [
-        ([*FREED, *READS], "read_of_free", "double_alloc", "Z gave the slots back at event 4"),
+        (EVICTED, "read_of_free", "double_alloc", "tree gave the slots back at event 9"),
+        (
+            [*FREED, *READS],
+            "read_of_free",
+            "use_after_free",
+            "slot 20 was free already when the cell was set",
+        ),
         (
             [*FREED, {"kind": "free", "owner": "Z", "slots": [20, 21]}],
             "double_free",
