@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
+import threading
 from typing import TYPE_CHECKING, Any
 
 from kvcanary_cli.attribution.report import Failed
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 LOCAL = "local"
 _KNOCK_S = 10.0
+# A wait for tasks lasts no longer, so that Ctrl-C is not kept waiting.
+_POLL_S = 0.2
 
 
 def load_ray() -> Any:
@@ -85,6 +89,25 @@ def _signals_as_raised() -> Iterator[None]:
         raise cause from None
 
 
+@contextlib.contextmanager
+def _interrupt_held() -> Iterator[None]:
+    """Keep Ctrl-C until Ray's compiled code has returned; its handler runs behind that.
+
+    What a handler raises in the middle of a wait may end the process instead.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+    if came:
+        signal.raise_signal(signal.SIGINT)
+
+
 def _knock(address: str) -> None:
     """See whether anybody listens at a stated port: Ray itself would try for minutes.
 
@@ -122,7 +145,8 @@ def _run(ray: Any, jobs: Sequence[Job], size: int, watch: Watch) -> list[Outcome
             while waiting and len(running) < size:
                 job = waiting.pop()
                 running[task.remote(job)] = job
-            done, _ = ray.wait(list(running), num_returns=1)
+            with _interrupt_held():
+                done, _ = ray.wait(list(running), num_returns=1, timeout=_POLL_S)
             for reference in done:
                 job = running.pop(reference)
                 outcomes[job.number] = _outcome(ray, reference, job)
