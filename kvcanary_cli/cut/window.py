@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvcanary_cli.errors import UsageError
+from kvcanary_cli.replay.driver import UNSUPPORTED_MODES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -79,6 +80,9 @@ class Window:
         if self.last is None:
             return None
         for row, (k, step) in enumerate(zip(forwards, steps, strict=True)):
+            if segment.text("forward", "forward_mode", row) in UNSUPPORTED_MODES:
+                # A replay passes over it, so that nobody waits for a worker that runs only those.
+                continue
             worker = segment.text("forward", "worker", row) or "target"
             draft_step = segment.tables["forward"].get_int("draft_step", row)
             self._last_step[worker, draft_step] = step

@@ -199,6 +199,24 @@ def test_a_worker_that_lags_behind_is_in_the_cut(tmp_path: Path) -> None:
     assert_same_verdict(whole, tmp_path, (5, 5))
 
 
+def test_nobody_waits_for_a_worker_of_which_nothing_is_checked(tmp_path: Path) -> None:
+    prebuilt = _decode(5, "A", 1, 14, 3, 4) | {"draft_step": 1, "forward_mode": "PREBUILT"}
+    whole = _whole(
+        tmp_path,
+        [
+            *_start(),
+            _decode(5, "A", 1, 14, 3, 4),
+            prebuilt,
+            _decode(6, "A", 1, 15, 4, 5),
+            # A replay of step 5 has stopped by now.
+            _decode(5, "A", 1, 99, 4, 5) | {"draft_step": 0},
+        ],
+    )
+    target, _ = cut_to(whole, tmp_path, (5, 5))
+    assert sum(e["kind"] == "forward" for e in events_of(target)) == 2
+    assert_same_verdict(whole, tmp_path, (5, 5))
+
+
 def test_ownership_comes_with_the_state_in_an_order_that_tells(tmp_path: Path) -> None:
     whole = _whole(
         tmp_path,
