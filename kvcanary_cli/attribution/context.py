@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvcanary_cli.attribution.by_code import ByCode, DecodedRows
 from kvcanary_cli.attribution.ledger import NEVER, NOBODY
-from kvcanary_cli.attribution.row_table import NO_ROW, RowTable
+from kvcanary_cli.attribution.row_table import RowTable
+from kvcanary_cli.backends.cpu.event_state import NO_ROW
 
 if TYPE_CHECKING:
     import numpy as np

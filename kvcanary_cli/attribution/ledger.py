@@ -12,7 +12,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvcanary_cli.attribution.custody import Custody
-from kvcanary_cli.backends.cpu.event_records import OWNERSHIP, WRITES, make_records
+from kvcanary_cli.backends.cpu.event_records import (
+    BY_COPY,
+    BY_FORWARD,
+    BY_NOTHING,
+    BY_STATE,
+    BY_VERIFY,
+    FREE,
+    NEVER,
+    OWNERSHIP,
+    TREE,
+    UNKNOWN,
+    WRITES,
+    make_records,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,12 +34,23 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-UNKNOWN, FREE, TREE = 0, 1, 2
-NOBODY = -1
-NEVER = np.iinfo(np.int64).min
+__all__ = [
+    "BY_COPY",
+    "BY_FORWARD",
+    "BY_NOTHING",
+    "BY_STATE",
+    "BY_VERIFY",
+    "FREE",
+    "NEVER",
+    "NOBODY",
+    "TREE",
+    "UNKNOWN",
+    "Names",
+    "Ownership",
+    "Writes",
+]
 
-# How the last content of a slot came there.
-BY_NOTHING, BY_FORWARD, BY_VERIFY, BY_COPY, BY_STATE = range(5)
+NOBODY = -1
 
 
 class Names:

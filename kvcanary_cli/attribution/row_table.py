@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvcanary_cli.attribution.ledger import NEVER, NOBODY
+from kvcanary_cli.backends.cpu.event_state import NO_ROW, RAN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -15,10 +16,6 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-#: Nothing is known of a row.
-NO_ROW = -2
-#: Changes of tenant that are kept of each row.
-RAN = 4
 #: No node of a list follows.
 END = -1
 _START, _STOP, _OWNER, _NEXT = range(4)

@@ -387,7 +387,7 @@ def replay_trace(
     Args:
         reader: An open trace.
         options: What to check.
-        capacities: Launch capacities, see ``replay.capacity``.
+        capacities: Launch capacities, see ``replay.capacity_limits``.
         progress: Called after each segment.
 
     Raises:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from kvcanary_cli.attribution.damage import Cause, Damage, at_event
 from kvcanary_cli.attribution.ledger import BY_COPY, FREE, NEVER, NOBODY, TREE, UNKNOWN
 from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, RuledOut
-from kvcanary_cli.attribution.row_table import NO_ROW
 from kvcanary_cli.attribution.rules.facts import Facts
+from kvcanary_cli.backends.cpu.event_state import NO_ROW
 
 if TYPE_CHECKING:
     from kvcanary_cli.attribution.context import CopyFact

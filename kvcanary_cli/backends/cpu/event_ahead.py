@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvcanary_cli.backends.cpu.event_records import HALF_LINE, LINE
 from kvcanary_cli.backends.cpu.event_state import Columns, Kind, Request, State
-from kvcanary_cli.backends.cpu.jit import inlined
+from kvcanary_cli.backends.cpu.jit import constants, inlined
 from kvcanary_cli.backends.cpu.memory import load_i32, load_i64, prefetch
 
 #: How many events before.
@@ -14,12 +14,10 @@ _ALLOC, _MAP, _HISTORY = int(Kind.ALLOC), int(Kind.MAP), int(Kind.HISTORY)
 _FIELDS, _HISTORY_ROW = len(Request), int(Request.HISTORY_ROW)
 _C_ALLOC_OFFSETS, _C_ALLOC_SLOTS = int(Columns.ALLOC_OFFSETS), int(Columns.ALLOC_SLOTS)
 _C_MAP_ROW, _C_MAP_START = int(Columns.MAP_ROW), int(Columns.MAP_START)
-_C_REQ_OF, _C_HISTORY_REQ, _C_HISTORY_START = (
-    int(cell) for cell in (Columns.REQ_OF, Columns.HISTORY_REQ, Columns.HISTORY_START)
+_C_REQ_OF, _C_HISTORY_REQ, _C_HISTORY_START = constants(
+    Columns.REQ_OF, Columns.HISTORY_REQ, Columns.HISTORY_START
 )
-_HAS_LEDGER, _OWNERSHIP, _RECORDS = (
-    int(cell) for cell in (State.HAS_LEDGER, State.OWNERSHIP, State.RECORDS)
-)
+_HAS_LEDGER, _OWNERSHIP, _RECORDS = constants(State.HAS_LEDGER, State.OWNERSHIP, State.RECORDS)
 _TABLE, _ROW_LEN = int(State.TABLE), int(State.ROW_LEN)
 _POOL, _POOL_WIDTH, _REQUESTS = int(State.POOL), int(State.POOL_WIDTH), int(State.REQUESTS)
 

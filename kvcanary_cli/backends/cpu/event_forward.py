@@ -7,39 +7,36 @@ the ledger follow.
 
 from __future__ import annotations
 
-from kvcanary_cli.abi.constants import LaunchTag
+from kvcanary_cli.abi.constants import SLOT_BYTES, LaunchTag
 from kvcanary_cli.backends.cpu.event_known import learn_reads, learn_writes
 from kvcanary_cli.backends.cpu.event_names import lacks_names
 from kvcanary_cli.backends.cpu.event_reads import ask_for_cell, cells_are_right
 from kvcanary_cli.backends.cpu.event_rows import ask_for_row, prepare_row
 from kvcanary_cli.backends.cpu.event_state import LIST_ROOM, Columns, Mode, Request, State, Stop
 from kvcanary_cli.backends.cpu.event_writes import write_row
-from kvcanary_cli.backends.cpu.jit import helper
+from kvcanary_cli.backends.cpu.jit import constants, helper
 from kvcanary_cli.backends.cpu.memory import load_i32, load_i64, load_u8, prefetch, store_i64
 
 # Rows of the batch that are asked for before their turn.
 _AHEAD = 8
-_ROW_BYTES = 32
 
 _FIELDS = len(Request)
-_CODE, _TABLE_ROW, _SEEN = (
-    int(cell) for cell in (Request.LEDGER_CODE, Request.TABLE_ROW, Request.SEEN)
-)
+_CODE, _TABLE_ROW, _SEEN = constants(Request.LEDGER_CODE, Request.TABLE_ROW, Request.SEEN)
 
 _DECODE = int(Mode.DECODE)
-_END, _GENERAL, _ROOM = (int(stop) for stop in (Stop.END, Stop.GENERAL, Stop.ROOM))
+_END, _GENERAL, _ROOM = constants(Stop.END, Stop.GENERAL, Stop.ROOM)
 
-_C_REQ_OF, _C_STEP, _C_MODE, _C_RAW_BS = (
-    int(cell) for cell in (Columns.REQ_OF, Columns.STEP, Columns.MODE, Columns.RAW_BS)
+_C_REQ_OF, _C_STEP, _C_MODE, _C_RAW_BS = constants(
+    Columns.REQ_OF, Columns.STEP, Columns.MODE, Columns.RAW_BS
 )
-_C_REQ_OFFSETS, _C_REQS, _C_REQ_ROWS, _C_SEQ_LENS = (
-    int(cell) for cell in (Columns.REQ_OFFSETS, Columns.REQS, Columns.REQ_ROWS, Columns.SEQ_LENS)
+_C_REQ_OFFSETS, _C_REQS, _C_REQ_ROWS, _C_SEQ_LENS = constants(
+    Columns.REQ_OFFSETS, Columns.REQS, Columns.REQ_ROWS, Columns.SEQ_LENS
 )
-_C_TOKEN_OFFSETS, _C_POSITIONS, _C_LOCS = (
-    int(cell) for cell in (Columns.TOKEN_OFFSETS, Columns.POSITIONS, Columns.LOCS)
+_C_TOKEN_OFFSETS, _C_POSITIONS, _C_LOCS = constants(
+    Columns.TOKEN_OFFSETS, Columns.POSITIONS, Columns.LOCS
 )
-_C_EXTEND_OFFSETS, _C_PREFIX_LENS, _C_EXTEND_LENS = (
-    int(cell) for cell in (Columns.EXTEND_OFFSETS, Columns.PREFIX_LENS, Columns.EXTEND_LENS)
+_C_EXTEND_OFFSETS, _C_PREFIX_LENS, _C_EXTEND_LENS = constants(
+    Columns.EXTEND_OFFSETS, Columns.PREFIX_LENS, Columns.EXTEND_LENS
 )
 
 _TABLE, _ROW_LEN = int(State.TABLE), int(State.ROW_LEN)
@@ -47,21 +44,14 @@ _HEAD, _TAIL = int(State.HEAD), int(State.TAIL)
 _STAMP, _SERIAL, _CHECKED = int(State.STAMP), int(State.SERIAL), int(State.CHECKED)
 _REQUESTS, _SURE = int(State.REQUESTS), int(State.SURE)
 _KERNEL_RUNS, _SLOT_RUNS = int(State.KERNEL_RUNS), int(State.SLOT_RUNS)
-_VERIFIED, _WRITTEN, _TOKEN_ENTRIES = (
-    int(cell) for cell in (State.ENTRIES_VERIFIED, State.ENTRIES_WRITTEN, State.TOKEN_ENTRIES)
+_VERIFIED, _WRITTEN, _TOKEN_ENTRIES = constants(
+    State.ENTRIES_VERIFIED, State.ENTRIES_WRITTEN, State.TOKEN_ENTRIES
 )
-_FORWARDS, _STEPS, _CHECKED_STEPS, _LAST_STEP, _LAST_CHECKED = (
-    int(cell)
-    for cell in (
-        State.FORWARDS,
-        State.STEPS,
-        State.CHECKED_STEPS,
-        State.LAST_STEP,
-        State.LAST_CHECKED,
-    )
+_FORWARDS, _STEPS, _CHECKED_STEPS, _LAST_STEP, _LAST_CHECKED = constants(
+    State.FORWARDS, State.STEPS, State.CHECKED_STEPS, State.LAST_STEP, State.LAST_CHECKED
 )
-_VERIFY_CAPACITY, _REQUEST_CAPACITY, _TOKEN_CAPACITY = (
-    int(cell) for cell in (State.VERIFY_CAPACITY, State.REQUEST_CAPACITY, State.TOKEN_CAPACITY)
+_VERIFY_CAPACITY, _REQUEST_CAPACITY, _TOKEN_CAPACITY = constants(
+    State.VERIFY_CAPACITY, State.REQUEST_CAPACITY, State.TOKEN_CAPACITY
 )
 _NEW_REQUESTS, _NEW_COUNT = int(State.NEW_REQUESTS), int(State.NEW_COUNT)
 _HAS_LEDGER, _LAST_STEPS = int(State.HAS_LEDGER), int(State.LAST_STEPS)
@@ -204,8 +194,8 @@ def take_forward(state, columns, at, event, out):  # type: ignore[no-untyped-def
         if mode == _DECODE and b + _AHEAD < active and load_i64(positions, b + _AHEAD) > 0:
             ahead, position = load_i64(rows, b + _AHEAD), load_i64(positions, b + _AHEAD) - 1
             ahead = load_i32(table, ahead * row_len + position)
-            prefetch(load_i64(state, _HEAD) + ahead * _ROW_BYTES)
-            prefetch(load_i64(state, _TAIL) + ahead * _ROW_BYTES)
+            prefetch(load_i64(state, _HEAD) + ahead * SLOT_BYTES)
+            prefetch(load_i64(state, _TAIL) + ahead * SLOT_BYTES)
         seed = -1
         if prefix > 0:
             seed = load_i32(table, row * row_len + prefix - 1)

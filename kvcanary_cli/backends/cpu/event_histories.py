@@ -2,58 +2,35 @@
 
 from __future__ import annotations
 
+from kvcanary_cli.abi.constants import NO_EXPECTED_TOKEN
 from kvcanary_cli.backends.cpu.event_known import forget_row
 from kvcanary_cli.backends.cpu.event_names import facts_of, named
 from kvcanary_cli.backends.cpu.event_state import Columns, HistoryNumber, Request, State, Stop
-from kvcanary_cli.backends.cpu.jit import helper
+from kvcanary_cli.backends.cpu.jit import constants, helper
 from kvcanary_cli.backends.cpu.memory import load_i64, store_i64
 
-_UNKNOWN_TOKEN = -1
-_LEN, _ROW, _KNOWN, _ENDED = (
-    int(cell)
-    for cell in (
-        Request.HISTORY_LEN,
-        Request.HISTORY_ROW,
-        Request.HISTORY_KNOWN,
-        Request.HISTORY_ENDED,
-    )
+_LEN, _ROW, _KNOWN, _ENDED = constants(
+    Request.HISTORY_LEN, Request.HISTORY_ROW, Request.HISTORY_KNOWN, Request.HISTORY_ENDED
 )
 _STORE_AT, _STORE_LEN = int(Request.STORE_AT), int(Request.STORE_LEN)
-_TOKENS, _BEFORE, _AFTER = (
-    int(cell) for cell in (Request.ENDED_TOKENS, Request.ENDED_BEFORE, Request.ENDED_AFTER)
+_TOKENS, _BEFORE, _AFTER = constants(
+    Request.ENDED_TOKENS, Request.ENDED_BEFORE, Request.ENDED_AFTER
 )
-_N_ANY, _N_SERIAL, _N_USED, _N_ROOM = (
-    int(cell)
-    for cell in (
-        HistoryNumber.ANY,
-        HistoryNumber.SERIAL,
-        HistoryNumber.STORE_USED,
-        HistoryNumber.STORE_ROOM,
-    )
+_N_ANY, _N_SERIAL, _N_USED, _N_ROOM = constants(
+    HistoryNumber.ANY, HistoryNumber.SERIAL, HistoryNumber.STORE_USED, HistoryNumber.STORE_ROOM
 )
-_N_FIRST, _N_LAST, _N_COUNT, _N_TOKENS, _N_KEEP = (
-    int(cell)
-    for cell in (
-        HistoryNumber.ENDED_FIRST,
-        HistoryNumber.ENDED_LAST,
-        HistoryNumber.ENDED_COUNT,
-        HistoryNumber.ENDED_TOKENS,
-        HistoryNumber.KEEP_TOKENS,
-    )
+_N_FIRST, _N_LAST, _N_COUNT, _N_TOKENS, _N_KEEP = constants(
+    HistoryNumber.ENDED_FIRST,
+    HistoryNumber.ENDED_LAST,
+    HistoryNumber.ENDED_COUNT,
+    HistoryNumber.ENDED_TOKENS,
+    HistoryNumber.KEEP_TOKENS,
 )
 _POOL, _POOL_WIDTH = int(State.POOL), int(State.POOL_WIDTH)
-_NUMBERS, _STORE, _ROW_REQ = (
-    int(cell) for cell in (State.HISTORY_NUMBERS, State.STORE, State.ROW_REQ)
-)
+_NUMBERS, _STORE, _ROW_REQ = constants(State.HISTORY_NUMBERS, State.STORE, State.ROW_REQ)
 _CHECKED = int(State.CHECKED)
-_C_REQ, _C_START, _C_OFFSETS, _C_IDS = (
-    int(cell)
-    for cell in (
-        Columns.HISTORY_REQ,
-        Columns.HISTORY_START,
-        Columns.HISTORY_OFFSETS,
-        Columns.HISTORY_IDS,
-    )
+_C_REQ, _C_START, _C_OFFSETS, _C_IDS = constants(
+    Columns.HISTORY_REQ, Columns.HISTORY_START, Columns.HISTORY_OFFSETS, Columns.HISTORY_IDS
 )
 _END, _GENERAL, _STORE_FULL = int(Stop.END), int(Stop.GENERAL), int(Stop.STORE_FULL)
 
@@ -85,7 +62,7 @@ def _reserve(state, facts, length, out):  # type: ignore[no-untyped-def]
     for k in range(had):
         store_i64(tokens, k, load_i64(before, k))
     for k in range(had, room):
-        store_i64(tokens, k, _UNKNOWN_TOKEN)
+        store_i64(tokens, k, NO_EXPECTED_TOKEN)
     store_i64(facts, _STORE_AT, used)
     store_i64(facts, _STORE_LEN, room)
     return tokens
@@ -129,7 +106,7 @@ def take_history(state, columns, at, out):  # type: ignore[no-untyped-def]
     elif start < load_i64(load_i64(state, _CHECKED), row):
         # Some known cell may have been checked with another token, or with none.
         for position in range(start, end):
-            before = _UNKNOWN_TOKEN
+            before = NO_EXPECTED_TOKEN
             if position < length:
                 before = load_i64(line, position)
             if before != load_i64(ids, position - start):

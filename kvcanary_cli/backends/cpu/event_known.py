@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvcanary_cli.abi.constants import NO_EXPECTED_TOKEN
 from kvcanary_cli.backends.cpu.event_records import HALF_LINE, LANE, place
 from kvcanary_cli.backends.cpu.event_state import State
 from kvcanary_cli.backends.cpu.jit import helper, inlined
@@ -72,7 +73,7 @@ def learn_reads(state, row, prefix, event):  # type: ignore[no-untyped-def]
         record = records + load_i32(line, position) * HALF_LINE
         store_i32(record, _REFS, load_i32(record, _REFS) + 1)
         store_i64(record, _MAPPER, row * row_len + position)
-        if expected_token(pool, width, row, limit, position) != -1:
+        if expected_token(pool, width, row, limit, position) != NO_EXPECTED_TOKEN:
             tokens += 1
     if start < prefix:
         store_i64(checked, row, prefix)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from kvcanary_cli.backends.cpu.event_state import LIST_ROOM, Columns, Request, State
-from kvcanary_cli.backends.cpu.jit import helper
+from kvcanary_cli.backends.cpu.jit import constants, helper
 from kvcanary_cli.backends.cpu.memory import load_i32, load_i64, store_i64
 
 _FIELDS = len(Request)
 _CODE = int(Request.LEDGER_CODE)
-_REQUESTS, _NEXT_CODE, _NAMED, _NAMED_COUNT = (
-    int(cell) for cell in (State.REQUESTS, State.NEXT_CODE, State.NAMED, State.NAMED_COUNT)
+_REQUESTS, _NEXT_CODE, _NAMED, _NAMED_COUNT = constants(
+    State.REQUESTS, State.NEXT_CODE, State.NAMED, State.NAMED_COUNT
 )
 _C_REQ_OF = int(Columns.REQ_OF)
 
@@ -38,7 +38,7 @@ def lacks_names(state, count):  # type: ignore[no-untyped-def]
 @helper
 def code_of(state, req):  # type: ignore[no-untyped-def]
     """Code of a request in the ledger; a new one if it has none, for which there is room."""
-    facts = load_i64(state, _REQUESTS) + req * _FIELDS * 8
+    facts = facts_of(state, req)
     code = load_i64(facts, _CODE)
     if code < 0:
         code, count = load_i64(state, _NEXT_CODE), load_i64(state, _NAMED_COUNT)

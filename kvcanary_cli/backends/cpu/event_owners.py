@@ -5,13 +5,24 @@ Without a ledger only the prefix index follows what comes into the cache and wha
 
 from __future__ import annotations
 
+from kvcanary_cli.abi.constants import SLOT_BYTES
 from kvcanary_cli.backends.cpu.event_known import forget_slot
 from kvcanary_cli.backends.cpu.event_names import code_of, facts_of, lacks_names, named
 from kvcanary_cli.backends.cpu.event_prefixes import FROM_START, lacks_places, show_entry
-from kvcanary_cli.backends.cpu.event_records import HALF_LINE, LANE, LINE, OWNERSHIP, place
+from kvcanary_cli.backends.cpu.event_records import (
+    FREE,
+    HALF_LINE,
+    LANE,
+    LINE,
+    NEVER,
+    OWNERSHIP,
+    TREE,
+    UNKNOWN,
+    place,
+)
 from kvcanary_cli.backends.cpu.event_state import LIST_ROOM, Columns, Request, State, Stop
 from kvcanary_cli.backends.cpu.hashes import as_int64, slot_hash
-from kvcanary_cli.backends.cpu.jit import helper
+from kvcanary_cli.backends.cpu.jit import constants, helper
 from kvcanary_cli.backends.cpu.memory import (
     load_i32,
     load_i64,
@@ -22,35 +33,30 @@ from kvcanary_cli.backends.cpu.memory import (
     store_u8,
 )
 
-_UNKNOWN, _FREE, _TREE = 0, 1, 2
-_NEVER = -(1 << 63)
-_ROW_BYTES = 32
 # Slots that are asked for before their turn.
 _AHEAD = 16
 
 _GONE, _TABLE_ROW = int(Request.GONE), int(Request.TABLE_ROW)
-_END, _GENERAL, _ROOM, _PLACES_FULL = (
-    int(stop) for stop in (Stop.END, Stop.GENERAL, Stop.ROOM, Stop.PLACES_FULL)
-)
+_END, _GENERAL, _ROOM, _PLACES_FULL = constants(Stop.END, Stop.GENERAL, Stop.ROOM, Stop.PLACES_FULL)
 
-_C_ALLOC_OWNER, _C_ALLOC_OFFSETS, _C_ALLOC_SLOTS = (
-    int(cell) for cell in (Columns.ALLOC_OWNER, Columns.ALLOC_OFFSETS, Columns.ALLOC_SLOTS)
+_C_ALLOC_OWNER, _C_ALLOC_OFFSETS, _C_ALLOC_SLOTS = constants(
+    Columns.ALLOC_OWNER, Columns.ALLOC_OFFSETS, Columns.ALLOC_SLOTS
 )
-_C_OWN_FROM, _C_OWN_OWNER, _C_OWN_ENTRY = (
-    int(cell) for cell in (Columns.OWN_FROM, Columns.OWN_OWNER, Columns.OWN_ENTRY)
+_C_OWN_FROM, _C_OWN_OWNER, _C_OWN_ENTRY = constants(
+    Columns.OWN_FROM, Columns.OWN_OWNER, Columns.OWN_ENTRY
 )
 _C_OWN_OFFSETS, _C_OWN_SLOTS = int(Columns.OWN_OFFSETS), int(Columns.OWN_SLOTS)
 _C_FREE_OWNER, _C_FREE_REASON = int(Columns.FREE_OWNER), int(Columns.FREE_REASON)
 _C_FREE_OFFSETS, _C_FREE_SLOTS = int(Columns.FREE_OFFSETS), int(Columns.FREE_SLOTS)
 _C_PUBLISH_ENTRY, _C_PUBLISH_REQ = int(Columns.PUBLISH_ENTRY), int(Columns.PUBLISH_REQ)
 _C_PUBLISH_OFFSETS, _C_PUBLISH_SLOTS = int(Columns.PUBLISH_OFFSETS), int(Columns.PUBLISH_SLOTS)
-_C_MATCH_REQ, _C_MATCH_OFFSETS, _C_MATCH_SLOTS = (
-    int(cell) for cell in (Columns.MATCH_REQ, Columns.MATCH_OFFSETS, Columns.MATCH_SLOTS)
+_C_MATCH_REQ, _C_MATCH_OFFSETS, _C_MATCH_SLOTS = constants(
+    Columns.MATCH_REQ, Columns.MATCH_OFFSETS, Columns.MATCH_SLOTS
 )
 _C_ENTRY_OF = int(Columns.ENTRY_OF)
 
-_HAS_LEDGER, _OWNERSHIP, _LAST_ALLOCS, _FREE_CHAIN = (
-    int(cell) for cell in (State.HAS_LEDGER, State.OWNERSHIP, State.LAST_ALLOCS, State.FREE_CHAIN)
+_HAS_LEDGER, _OWNERSHIP, _LAST_ALLOCS, _FREE_CHAIN = constants(
+    State.HAS_LEDGER, State.OWNERSHIP, State.LAST_ALLOCS, State.FREE_CHAIN
 )
 _RECORDS, _STAMP, _HEAD = int(State.RECORDS), int(State.STAMP), int(State.HEAD)
 _SLOT_STAMP, _REFS = place(LANE, "stamp"), place(LANE, "refs")
@@ -93,7 +99,7 @@ def _may_pass(state, slots, count, first, second, third, forgets):  # type: igno
         owner = load_i32(line, _OWNER)
         if owner != first and owner != second and owner != third:
             return False
-        if load_i64(line, _BAD_EVENT) != _NEVER or load_i64(record, _SLOT_STAMP) == stamp:
+        if load_i64(line, _BAD_EVENT) != NEVER or load_i64(record, _SLOT_STAMP) == stamp:
             return False
         store_i64(record, _SLOT_STAMP, stamp)
         if forgets and load_i32(record, _REFS) != 0 and not forget_slot(state, slot):
@@ -115,7 +121,7 @@ def take_alloc(state, columns, at, event):  # type: ignore[no-untyped-def]
     first = load_i64(offsets, at)
     count = load_i64(offsets, at + 1) - first
     slots = load_i64(columns, _C_ALLOC_SLOTS) + first * 8
-    if not _may_pass(state, slots, count, _UNKNOWN, _FREE, _FREE, True):
+    if not _may_pass(state, slots, count, UNKNOWN, FREE, FREE, True):
         return _GENERAL
     code, owners = code_of(state, req), load_i64(state, _OWNERSHIP)
     store_i64(load_i64(state, _LAST_ALLOCS), code, event)
@@ -125,7 +131,7 @@ def take_alloc(state, columns, at, event):  # type: ignore[no-untyped-def]
         store_i32(line, _OWNER, code)
         store_i64(line, _SINCE, event)
         store_i64(line, _ALLOC_EVENT, event)
-        store_i64(line, _PUBLISHED, _NEVER)
+        store_i64(line, _PUBLISHED, NEVER)
         store_u8(line, _SHARED, 0)
         store_u8(line, _FORKED, 0)
     return _END
@@ -152,7 +158,7 @@ def take_own(state, columns, at, event, out):  # type: ignore[no-untyped-def]
         new = code_of(state, taker)
         # What the taker has already is only named again. Whoever might read a slot before may read
         # it from the cache: what is known of its cells stays so.
-        if not _may_pass(state, slots, count, code, new, _UNKNOWN, new != _TREE):
+        if not _may_pass(state, slots, count, code, new, UNKNOWN, new != TREE):
             return _GENERAL
         owners = load_i64(state, _OWNERSHIP)
         for k in range(count):
@@ -210,10 +216,10 @@ def take_free(state, columns, at, event):  # type: ignore[no-untyped-def]
     owners, head = load_i64(state, _OWNERSHIP), load_i64(state, _HEAD)
     chain = load_i64(state, _FREE_CHAIN)
     for k in range(count):
-        prefetch(head + load_i64(slots, min(k + _AHEAD, count - 1)) * _ROW_BYTES)
+        prefetch(head + load_i64(slots, min(k + _AHEAD, count - 1)) * SLOT_BYTES)
         slot = load_i64(slots, k)
         line = owners + slot * LINE
-        store_i32(line, _OWNER, _FREE)
+        store_i32(line, _OWNER, FREE)
         store_i64(line, _SINCE, event)
         store_i32(line, _LAST_OWNER, code)
         store_i64(line, _FREE_EVENT, event)
@@ -221,7 +227,7 @@ def take_free(state, columns, at, event):  # type: ignore[no-untyped-def]
         store_i32(line, _FREE_REASON, reason)
         store_u8(line, _FORKED, 0)
         store_u8(line, _SHARED, 0)
-        store_i64(chain, slot, as_int64(slot_hash(head + slot * _ROW_BYTES, False)))
+        store_i64(chain, slot, as_int64(slot_hash(head + slot * SLOT_BYTES, False)))
     if is_tree:
         _note_returns(state, slots, count)
     return _END
@@ -248,9 +254,9 @@ def take_publish(state, columns, at, event, out):  # type: ignore[no-untyped-def
             return _ROOM
         owners = load_i64(state, _OWNERSHIP)
         for k in range(count):
-            if load_i32(owners + load_i64(slots, k) * LINE, _OWNER) == _FREE:
+            if load_i32(owners + load_i64(slots, k) * LINE, _OWNER) == FREE:
                 return _GENERAL
-        code = _TREE
+        code = TREE
         if req >= 0:
             code = code_of(state, req)
         for k in range(count):
@@ -284,9 +290,9 @@ def take_match(state, columns, at, event):  # type: ignore[no-untyped-def]
     for k in range(load_i64(offsets, at), load_i64(offsets, at + 1)):
         line = owners + load_i64(slots, k) * LINE
         owner = load_i32(line, _OWNER)
-        if owner == _FREE:
+        if owner == FREE:
             return _GENERAL
-        if owner > _TREE and owner != code and load_u8(line, _SHARED) == 0:
+        if owner > TREE and owner != code and load_u8(line, _SHARED) == 0:
             return _GENERAL
     fact = load_i64(state, _MATCHED) + listed * 24
     store_i64(fact, 0, code)

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from kvcanary_cli.backends.cpu.event_state import Entry, PrefixNumber, State
-from kvcanary_cli.backends.cpu.jit import helper
+from kvcanary_cli.backends.cpu.jit import constants, helper
 from kvcanary_cli.backends.cpu.memory import load_i32, load_i64, store_i32, store_i64
 
 #: Instead of a table row: the entry's slots begin at position 0.
 FROM_START = -2
 _FIELDS = len(Entry)
-_AT, _LEN, _START, _PREV, _SERIAL = (
-    int(cell) for cell in (Entry.AT, Entry.LEN, Entry.START, Entry.PREV, Entry.SERIAL)
+_AT, _LEN, _START, _PREV, _SERIAL = constants(
+    Entry.AT, Entry.LEN, Entry.START, Entry.PREV, Entry.SERIAL
 )
-_N_SERIAL, _N_USED, _N_ROOM, _N_UNPLACED = (
-    int(cell)
-    for cell in (
-        PrefixNumber.SERIAL,
-        PrefixNumber.USED,
-        PrefixNumber.ROOM,
-        PrefixNumber.UNPLACED,
-    )
+_N_SERIAL, _N_USED, _N_ROOM, _N_UNPLACED = constants(
+    PrefixNumber.SERIAL, PrefixNumber.USED, PrefixNumber.ROOM, PrefixNumber.UNPLACED
 )
-_ENTRIES, _PLACES, _NUMBERS, _RETURNS = (
-    int(cell) for cell in (State.ENTRIES, State.PLACES, State.PREFIX_NUMBERS, State.RETURNS)
+_ENTRIES, _PLACES, _NUMBERS, _RETURNS = constants(
+    State.ENTRIES, State.PLACES, State.PREFIX_NUMBERS, State.RETURNS
 )
 _TABLE, _ROW_LEN = int(State.TABLE), int(State.ROW_LEN)
 # Cells that are compared at a time.

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
+from kvcanary_cli.abi.constants import NO_EXPECTED_TOKEN, SLOT_BYTES
 from kvcanary_cli.backends.cpu.event_records import (
+    FREE,
     HALF_LINE,
     LANE,
     LINE,
+    NEVER,
     OWNERSHIP,
+    TREE,
+    UNKNOWN,
     WRITES,
     place,
 )
 from kvcanary_cli.backends.cpu.event_state import State
 from kvcanary_cli.backends.cpu.hashes import as_int64, slot_hash
-from kvcanary_cli.backends.cpu.jit import inlined
+from kvcanary_cli.backends.cpu.jit import constants, inlined
 from kvcanary_cli.backends.cpu.known import expected_token
 from kvcanary_cli.backends.cpu.memory import load_i32, load_i64, load_u8, prefetch
 
-_FREE, _TREE, _UNKNOWN = 1, 2, 0
-_NEVER = -(1 << 63)
-_ROW_BYTES = 32
 # Cells of a row that are asked for before their turn.
 _AHEAD = 12
 
 _TABLE, _ROW_LEN, _LIMITS = int(State.TABLE), int(State.ROW_LEN), int(State.LIMITS)
-_HEAD, _TAIL, _SLOTS, _RECORDS = (
-    int(cell) for cell in (State.HEAD, State.TAIL, State.SLOTS, State.RECORDS)
-)
+_HEAD, _TAIL, _SLOTS, _RECORDS = constants(State.HEAD, State.TAIL, State.SLOTS, State.RECORDS)
 _POOL, _POOL_WIDTH = int(State.POOL), int(State.POOL_WIDTH)
-_HAS_LEDGER, _OWNERSHIP, _WRITES = (
-    int(cell) for cell in (State.HAS_LEDGER, State.OWNERSHIP, State.WRITES)
-)
+_HAS_LEDGER, _OWNERSHIP, _WRITES = constants(State.HAS_LEDGER, State.OWNERSHIP, State.WRITES)
 _STAMP = place(LANE, "stamp")
 _OWNER, _SHARED = place(OWNERSHIP, "owner"), place(OWNERSHIP, "shared")
 _ALLOC_EVENT = place(OWNERSHIP, "alloc_event")
@@ -42,16 +40,16 @@ def ask_for_cell(state, row, position):  # type: ignore[no-untyped-def]
     head, tail = load_i64(state, _HEAD), load_i64(state, _TAIL)
     cell = load_i64(state, _TABLE) + (row * load_i64(state, _ROW_LEN) + position) * 4
     slot = load_i32(cell, 0)
-    prefetch(head + slot * _ROW_BYTES)
-    prefetch(tail + slot * _ROW_BYTES)
+    prefetch(head + slot * SLOT_BYTES)
+    prefetch(tail + slot * SLOT_BYTES)
     prefetch(load_i64(state, _RECORDS) + slot * HALF_LINE)
     if load_i64(state, _HAS_LEDGER) != 0:
         prefetch(load_i64(state, _OWNERSHIP) + slot * LINE)
         prefetch(load_i64(state, _WRITES) + slot * LINE)
     if position > 0:
         prev = load_i32(cell, -1)
-        prefetch(head + prev * _ROW_BYTES)
-        prefetch(tail + prev * _ROW_BYTES)
+        prefetch(head + prev * SLOT_BYTES)
+        prefetch(tail + prev * SLOT_BYTES)
 
 
 @inlined
@@ -62,12 +60,12 @@ def _reads_well(owned, written, reader):  # type: ignore[no-untyped-def]
         owned, written: Its records.
     """
     owner = load_i32(owned, _OWNER)
-    if owner == _FREE:
+    if owner == FREE:
         return False
-    if owner > _TREE and owner != reader and load_u8(owned, _SHARED) == 0:
+    if owner > TREE and owner != reader and load_u8(owned, _SHARED) == 0:
         return False
     allocated = load_i64(owned, _ALLOC_EVENT)
-    if allocated != _NEVER and owner != _UNKNOWN:
+    if allocated != NEVER and owner != UNKNOWN:
         return max(load_i64(written, _WRITE_EVENT), load_i64(written, _MOVED_EVENT)) >= allocated
     return True
 
@@ -78,7 +76,7 @@ def _is_right(row, position, token, wanted_hash):  # type: ignore[no-untyped-def
     wrong = load_i64(row, 1) ^ position
     wrong |= load_i64(row, 2) ^ wanted_hash
     wrong |= load_i64(row, 3)
-    if token != -1:
+    if token != NO_EXPECTED_TOKEN:
         wrong |= load_i64(row, 0) ^ token
     return wrong == 0
 
@@ -116,8 +114,8 @@ def cells_are_right(state, row, start, stop, reader, stamp):  # type: ignore[no-
     for position in range(start, stop):
         if position + _AHEAD < stop:
             ahead = load_i32(line, position + _AHEAD)
-            prefetch(heads + ahead * _ROW_BYTES)
-            prefetch(tails + ahead * _ROW_BYTES)
+            prefetch(heads + ahead * SLOT_BYTES)
+            prefetch(tails + ahead * SLOT_BYTES)
             prefetch(records + ahead * HALF_LINE)
             if has_ledger:
                 prefetch(ownership + ahead * LINE)
@@ -128,13 +126,13 @@ def cells_are_right(state, row, start, stop, reader, stamp):  # type: ignore[no-
         if load_i64(records + slot * HALF_LINE, _STAMP) == stamp:
             return False
         token = expected_token(pool, width, row, limit, position)
-        head, tail = heads + prev * _ROW_BYTES, tails + prev * _ROW_BYTES
+        head, tail = heads + prev * SLOT_BYTES, tails + prev * SLOT_BYTES
         wanted = as_int64(slot_hash(head, prev < 0))
-        if not _is_right(heads + slot * _ROW_BYTES, position, token, wanted):
+        if not _is_right(heads + slot * SLOT_BYTES, position, token, wanted):
             return False
         if prev >= 0 and not _follow_same(head, tail):
             wanted = as_int64(slot_hash(tail, False))
-        if not _is_right(tails + slot * _ROW_BYTES, position, token, wanted):
+        if not _is_right(tails + slot * SLOT_BYTES, position, token, wanted):
             return False
         if has_ledger and not _reads_well(ownership + slot * LINE, writes + slot * LINE, reader):
             return False

@@ -19,6 +19,13 @@ LINE = 64
 #: Bytes of a record of a lane.
 HALF_LINE = 32
 
+#: Codes of owners that are no names, and of the first that is one: the prefix cache.
+UNKNOWN, FREE, TREE = 0, 1, 2
+#: Instead of an event, where nothing happened.
+NEVER = -(1 << 63)
+#: How the last content of a slot came there.
+BY_NOTHING, BY_FORWARD, BY_VERIFY, BY_COPY, BY_STATE = range(5)
+
 
 def _record(size: int, **fields: str) -> np.dtype[np.void]:
     """A record of ``size`` bytes with ``fields`` (name to NumPy type), the largest first."""

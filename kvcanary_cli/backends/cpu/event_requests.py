@@ -5,22 +5,26 @@ from __future__ import annotations
 from kvcanary_cli.backends.cpu.event_histories import end_history
 from kvcanary_cli.backends.cpu.event_known import forget_row
 from kvcanary_cli.backends.cpu.event_names import code_of, facts_of, lacks_names, named
-from kvcanary_cli.backends.cpu.event_state import LIST_ROOM, Columns, Request, State, Stop
-from kvcanary_cli.backends.cpu.jit import helper
+from kvcanary_cli.backends.cpu.event_state import (
+    LIST_ROOM,
+    NO_ROW,
+    RAN,
+    Columns,
+    Request,
+    State,
+    Stop,
+)
+from kvcanary_cli.backends.cpu.jit import constants, helper
 from kvcanary_cli.backends.cpu.memory import load_i64, store_i64
 
-#: ``attribution.row_table``: nothing is known of a row, and how many changes of tenant are kept.
-NO_ROW, RAN = -2, 4
 _GONE, _TABLE_ROW = int(Request.GONE), int(Request.TABLE_ROW)
 _END, _GENERAL, _ROOM = int(Stop.END), int(Stop.GENERAL), int(Stop.ROOM)
-_C_RETRACT_REQ, _C_RELEASE_REQ, _C_RELEASE_ROW = (
-    int(cell) for cell in (Columns.RETRACT_REQ, Columns.RELEASE_REQ, Columns.RELEASE_ROW)
+_C_RETRACT_REQ, _C_RELEASE_REQ, _C_RELEASE_ROW = constants(
+    Columns.RETRACT_REQ, Columns.RELEASE_REQ, Columns.RELEASE_ROW
 )
-_TENANTS, _HAS_LEDGER, _STEPS_SEEN = (
-    int(cell) for cell in (State.TENANTS, State.HAS_LEDGER, State.STEPS_SEEN)
-)
-_LEDGER_TENANTS, _RELEASED, _RAN, _RAN_COUNT = (
-    int(cell) for cell in (State.LEDGER_TENANTS, State.RELEASED, State.RAN, State.RAN_COUNT)
+_TENANTS, _HAS_LEDGER, _STEPS_SEEN = constants(State.TENANTS, State.HAS_LEDGER, State.STEPS_SEEN)
+_LEDGER_TENANTS, _RELEASED, _RAN, _RAN_COUNT = constants(
+    State.LEDGER_TENANTS, State.RELEASED, State.RAN, State.RAN_COUNT
 )
 _ENDED, _ENDED_COUNT = int(State.ENDED), int(State.ENDED_COUNT)
 

@@ -2,50 +2,43 @@
 
 from __future__ import annotations
 
+from kvcanary_cli.abi.constants import NO_EXPECTED_TOKEN, SLOT_BYTES
 from kvcanary_cli.backends.cpu.event_histories import bind_history
 from kvcanary_cli.backends.cpu.event_known import forget_row, forget_slot
-from kvcanary_cli.backends.cpu.event_names import code_of
+from kvcanary_cli.backends.cpu.event_names import code_of, facts_of
 from kvcanary_cli.backends.cpu.event_records import (
+    FREE,
     HALF_LINE,
     LANE,
     LINE,
     OWNERSHIP,
     place,
 )
-from kvcanary_cli.backends.cpu.event_requests import NO_ROW, note_tenant
-from kvcanary_cli.backends.cpu.event_state import Columns, Request, State, Stop
-from kvcanary_cli.backends.cpu.jit import inlined
+from kvcanary_cli.backends.cpu.event_requests import note_tenant
+from kvcanary_cli.backends.cpu.event_state import NO_ROW, Columns, Request, State, Stop
+from kvcanary_cli.backends.cpu.jit import constants, inlined
 from kvcanary_cli.backends.cpu.known import expected_token
 from kvcanary_cli.backends.cpu.memory import load_i32, load_i64, prefetch, store_i64
 
-_FREE = 1
-_ROW_BYTES = 32
-# Tokens of one row, and rows, that are asked for before their turn.
-_AHEAD, _ROWS_AHEAD = 16, 8
+# Tokens of a row that are asked for before their turn.
+_AHEAD = 16
 
-_FIELDS = len(Request)
 _HISTORY_LEN, _HISTORY_ROW = int(Request.HISTORY_LEN), int(Request.HISTORY_ROW)
 _HISTORY_KNOWN = int(Request.HISTORY_KNOWN)
 
 _END, _GENERAL, _TENANT = int(Stop.END), int(Stop.GENERAL), int(Stop.TENANT)
 
-_C_IDS, _C_POSITIONS, _C_LOCS = (
-    int(cell) for cell in (Columns.IDS, Columns.POSITIONS, Columns.LOCS)
-)
+_C_IDS, _C_POSITIONS, _C_LOCS = constants(Columns.IDS, Columns.POSITIONS, Columns.LOCS)
 
-_TABLE, _ROWS, _ROW_LEN, _ROW_STAMPS = (
-    int(cell) for cell in (State.TABLE, State.ROWS, State.ROW_LEN, State.ROW_STAMPS)
+_TABLE, _ROWS, _ROW_LEN, _ROW_STAMPS = constants(
+    State.TABLE, State.ROWS, State.ROW_LEN, State.ROW_STAMPS
 )
-_HEAD, _TAIL, _SLOTS, _RECORDS = (
-    int(cell) for cell in (State.HEAD, State.TAIL, State.SLOTS, State.RECORDS)
+_HEAD, _TAIL, _SLOTS, _RECORDS = constants(State.HEAD, State.TAIL, State.SLOTS, State.RECORDS)
+_CHECKED, _LIMITS, _AGAIN, _TENANTS = constants(
+    State.CHECKED, State.LIMITS, State.AGAIN, State.TENANTS
 )
-_CHECKED, _LIMITS, _AGAIN, _TENANTS = (
-    int(cell) for cell in (State.CHECKED, State.LIMITS, State.AGAIN, State.TENANTS)
-)
-_POOL, _POOL_WIDTH, _REQUESTS = int(State.POOL), int(State.POOL_WIDTH), int(State.REQUESTS)
-_HAS_LEDGER, _OWNERSHIP, _WRITES = (
-    int(cell) for cell in (State.HAS_LEDGER, State.OWNERSHIP, State.WRITES)
-)
+_POOL, _POOL_WIDTH = int(State.POOL), int(State.POOL_WIDTH)
+_HAS_LEDGER, _OWNERSHIP, _WRITES = constants(State.HAS_LEDGER, State.OWNERSHIP, State.WRITES)
 _LEDGER_TENANTS, _SURE = int(State.LEDGER_TENANTS), int(State.SURE)
 _OWNER, _LAST_OWNER = place(OWNERSHIP, "owner"), place(OWNERSHIP, "last_owner")
 _STAMP, _REFS = place(LANE, "stamp"), place(LANE, "refs")
@@ -55,8 +48,8 @@ _STAMP, _REFS = place(LANE, "stamp"), place(LANE, "refs")
 def ask_for_row(state, row, position, slot):  # type: ignore[no-untyped-def]
     """Ask for the lines that writing ``slot`` at ``position`` of ``row`` will touch."""
     prefetch(load_i64(state, _RECORDS) + slot * HALF_LINE)
-    prefetch(load_i64(state, _HEAD) + slot * _ROW_BYTES)
-    prefetch(load_i64(state, _TAIL) + slot * _ROW_BYTES)
+    prefetch(load_i64(state, _HEAD) + slot * SLOT_BYTES)
+    prefetch(load_i64(state, _TAIL) + slot * SLOT_BYTES)
     if load_i64(state, _HAS_LEDGER) != 0:
         prefetch(load_i64(state, _OWNERSHIP) + slot * LINE)
         prefetch(load_i64(state, _WRITES) + slot * LINE)
@@ -98,15 +91,15 @@ def _look_at_tokens(state, row, prefix, extend, first, columns, limit, writer, s
         if load_i32(record, _REFS) != 0 and not forget_slot(state, slot):
             return -1
         token = expected_token(pool, width, row, limit, prefix + i)
-        if token != -1 and token != load_i64(ids, i):
+        if token != NO_EXPECTED_TOKEN and token != load_i64(ids, i):
             return -1
-        is_sure = load_i32(cells, i) == slot and (token != -1 or limit == 0)
+        is_sure = load_i32(cells, i) == slot and (token != NO_EXPECTED_TOKEN or limit == 0)
         if has_ledger:
             owned = ownership + slot * LINE
             owner = load_i32(owned, _OWNER)
-            if owner > _FREE and owner != writer:
+            if owner > FREE and owner != writer:
                 return -1
-            if owner == _FREE:
+            if owner == FREE:
                 if load_i32(owned, _LAST_OWNER) != writer:
                     return -1
                 is_sure = False
@@ -130,7 +123,7 @@ def prepare_row(state, row, req, prefix, extend, first, columns, stamp, event, o
     store_i64(row_stamps, row, stamp)
     if extend < 1 or prefix < 0 or prefix + extend > load_i64(state, _ROW_LEN):
         return _GENERAL
-    facts = load_i64(state, _REQUESTS) + req * _FIELDS * 8
+    facts = facts_of(state, req)
     limit = 0
     if load_i64(state, _POOL) != 0 and load_i64(facts, _HISTORY_KNOWN) != 0:
         if load_i64(facts, _HISTORY_ROW) != row:

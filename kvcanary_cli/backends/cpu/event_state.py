@@ -10,6 +10,10 @@ from enum import IntEnum, auto
 
 #: Room of the lists that a kernel fills.
 LIST_ROOM = 1 << 14
+#: Instead of the request that runs in a row: the ledger knows nothing of the row.
+NO_ROW = -2
+#: Changes of tenant that the ledger keeps of each row.
+RAN = 4
 
 
 class State(IntEnum):
@@ -59,12 +63,12 @@ class State(IntEnum):
     HAS_LEDGER = auto()
     OWNERSHIP = auto()  # [slots] ``OWNERSHIP`` records
     WRITES = auto()  # [slots] ``WRITES`` records
-    LEDGER_TENANTS = auto()  # [rows] code of who runs there, -2 = the ledger has no such row
+    LEDGER_TENANTS = auto()  # [rows] code of who runs there, -1 = none, NO_ROW
     MAP_HEADS = auto()  # [rows] newest node of each row, -1 = none
     BATCH_SLOTS = auto()  # [rows] slot that a batch row last decoded into
     BATCH_STEPS = auto()  # [rows] and the step
     RELEASED = auto()  # [rows, 2] event of the last row_release, and who gave the row back
-    RAN = auto()  # [rows, 4, 2] the last changes of tenant: code, event of the forward
+    RAN = auto()  # [rows, RAN, 2] the last changes of tenant: code, event of the forward
     RAN_COUNT = auto()  # [rows] changes of tenant
     FREE_CHAIN = auto()  # [slots] chain value that a slot held when it was freed
     # Up to here the ledger's cells stay as they are for a whole replay.

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from kvcanary_cli.backends.cpu.event_records import HALF_LINE, LANE, LINE, WRITES, place
+from kvcanary_cli.abi.constants import SLOT_BYTES
+from kvcanary_cli.backends.cpu.event_records import (
+    BY_FORWARD,
+    HALF_LINE,
+    LANE,
+    LINE,
+    NEVER,
+    WRITES,
+    place,
+)
 from kvcanary_cli.backends.cpu.event_state import Columns, State
 from kvcanary_cli.backends.cpu.hashes import as_int64, chain_step, slot_hash
-from kvcanary_cli.backends.cpu.jit import inlined
+from kvcanary_cli.backends.cpu.jit import constants, inlined
 from kvcanary_cli.backends.cpu.memory import (
     load_i32,
     load_i64,
@@ -15,19 +24,11 @@ from kvcanary_cli.backends.cpu.memory import (
     store_u8,
 )
 
-_NEVER = -(1 << 63)
-# ``ledger.BY_FORWARD``.
-_BY_FORWARD = 1
-_ROW_BYTES = 32
 # Tokens of a row that are asked for before their turn.
 _AHEAD = 12
 
-_C_IDS, _C_POSITIONS, _C_LOCS = (
-    int(cell) for cell in (Columns.IDS, Columns.POSITIONS, Columns.LOCS)
-)
-_HEAD, _TAIL, _RECORDS, _SERIAL = (
-    int(cell) for cell in (State.HEAD, State.TAIL, State.RECORDS, State.SERIAL)
-)
+_C_IDS, _C_POSITIONS, _C_LOCS = constants(Columns.IDS, Columns.POSITIONS, Columns.LOCS)
+_HEAD, _TAIL, _RECORDS, _SERIAL = constants(State.HEAD, State.TAIL, State.RECORDS, State.SERIAL)
 _HAS_LEDGER, _WRITES = int(State.HAS_LEDGER), int(State.WRITES)
 _WRITTEN_AT = place(LANE, "written_at")
 _REQ, _STEP, _EVENT, _KIND = (place(WRITES, name) for name in ("req", "step", "event", "kind"))
@@ -60,13 +61,13 @@ def _note_write(line, code, step, event, batch_row, position):  # type: ignore[n
     store_i32(line, _REQ, code)
     store_i32(line, _STEP, step)
     store_i64(line, _EVENT, event)
-    store_u8(line, _KIND, _BY_FORWARD)
+    store_u8(line, _KIND, BY_FORWARD)
     store_i32(line, _POSITION, position)
     store_i32(line, _TRUE_POSITION, position)
     store_i32(line, _BATCH_ROW, batch_row)
     store_i32(line, _NAMESPACE, 0)
     store_u8(line, _FOREIGN, 0)
-    store_i64(line, _MOVED, _NEVER)
+    store_i64(line, _MOVED, NEVER)
 
 
 @inlined
@@ -78,19 +79,19 @@ def write_row(state, columns, first, extend, seed, code, step, event, batch_row)
     ids = load_i64(columns, _C_IDS) + first * 8
     positions = load_i64(columns, _C_POSITIONS) + first * 8
     locs = load_i64(columns, _C_LOCS) + first * 8
-    head_hash = slot_hash(heads + seed * _ROW_BYTES, seed < 0)
-    tail_hash = slot_hash(tails + seed * _ROW_BYTES, seed < 0)
+    head_hash = slot_hash(heads + seed * SLOT_BYTES, seed < 0)
+    tail_hash = slot_hash(tails + seed * SLOT_BYTES, seed < 0)
     for i in range(extend):
         if i + _AHEAD < extend:
             ahead = load_i64(locs, i + _AHEAD)
-            prefetch(heads + ahead * _ROW_BYTES)
-            prefetch(tails + ahead * _ROW_BYTES)
+            prefetch(heads + ahead * SLOT_BYTES)
+            prefetch(tails + ahead * SLOT_BYTES)
             prefetch(records + ahead * HALF_LINE)
             if has_ledger:
                 prefetch(writes + ahead * LINE)
         slot, token, position = load_i64(locs, i), load_i64(ids, i), load_i64(positions, i)
-        _write_canary(heads + slot * _ROW_BYTES, token, position, head_hash)
-        _write_canary(tails + slot * _ROW_BYTES, token, position, tail_hash)
+        _write_canary(heads + slot * SLOT_BYTES, token, position, head_hash)
+        _write_canary(tails + slot * SLOT_BYTES, token, position, tail_hash)
         store_i32(records + slot * HALF_LINE, _WRITTEN_AT, serial)
         if has_ledger:
             _note_write(writes + slot * LINE, code, step, event, batch_row, position)

@@ -21,18 +21,16 @@ from kvcanary_cli.backends.cpu.event_owners import (
 from kvcanary_cli.backends.cpu.event_prefixes import hide_entry
 from kvcanary_cli.backends.cpu.event_records import LINE, OWNERSHIP, place
 from kvcanary_cli.backends.cpu.event_requests import take_end, take_release, take_retract
-from kvcanary_cli.backends.cpu.event_state import Columns, Kind, State, Stop
-from kvcanary_cli.backends.cpu.jit import helper, kernel
+from kvcanary_cli.backends.cpu.event_state import NO_ROW, Columns, Kind, State, Stop
+from kvcanary_cli.backends.cpu.jit import constants, helper, kernel
 from kvcanary_cli.backends.cpu.memory import load_i32, load_i64, load_u8, store_i32, store_i64
 
-_ALLOC, _MAP, _HISTORY, _FORWARD = (
-    int(kind) for kind in (Kind.ALLOC, Kind.MAP, Kind.HISTORY, Kind.FORWARD)
+_ALLOC, _MAP, _HISTORY, _FORWARD = constants(Kind.ALLOC, Kind.MAP, Kind.HISTORY, Kind.FORWARD)
+_OWN, _FREE, _PUBLISH, _UNPUBLISH, _MATCH = constants(
+    Kind.OWN, Kind.FREE, Kind.PUBLISH, Kind.UNPUBLISH, Kind.MATCH
 )
-_OWN, _FREE, _PUBLISH, _UNPUBLISH, _MATCH = (
-    int(kind) for kind in (Kind.OWN, Kind.FREE, Kind.PUBLISH, Kind.UNPUBLISH, Kind.MATCH)
-)
-_FINISH, _ABORT, _RETRACT, _ROW_RELEASE = (
-    int(kind) for kind in (Kind.FINISH, Kind.ABORT, Kind.RETRACT, Kind.ROW_RELEASE)
+_FINISH, _ABORT, _RETRACT, _ROW_RELEASE = constants(
+    Kind.FINISH, Kind.ABORT, Kind.RETRACT, Kind.ROW_RELEASE
 )
 _END, _GENERAL, _ROOM = int(Stop.END), int(Stop.GENERAL), int(Stop.ROOM)
 
@@ -42,22 +40,20 @@ _C_MAP_OFFSETS, _C_MAP_SLOTS = int(Columns.MAP_OFFSETS), int(Columns.MAP_SLOTS)
 _C_FINISH_REQ, _C_ABORT_REQ = int(Columns.FINISH_REQ), int(Columns.ABORT_REQ)
 _C_UNPUBLISH_ENTRY, _C_ENTRY_OF = int(Columns.UNPUBLISH_ENTRY), int(Columns.ENTRY_OF)
 
-_TABLE, _ROWS, _ROW_LEN, _CHECKED = (
-    int(cell) for cell in (State.TABLE, State.ROWS, State.ROW_LEN, State.CHECKED)
-)
-_HAS_LEDGER, _OWNERSHIP, _WATCHES_ENTRIES = (
-    int(cell) for cell in (State.HAS_LEDGER, State.OWNERSHIP, State.WATCHES_ENTRIES)
+_TABLE, _ROWS, _ROW_LEN, _CHECKED = constants(State.TABLE, State.ROWS, State.ROW_LEN, State.CHECKED)
+_HAS_LEDGER, _OWNERSHIP, _WATCHES_ENTRIES = constants(
+    State.HAS_LEDGER, State.OWNERSHIP, State.WATCHES_ENTRIES
 )
 _OWNER = place(OWNERSHIP, "owner")
 _TENANTS = int(State.LEDGER_TENANTS)
-_MAP_HEADS, _MAP_EVENTS, _MAP_CELLS, _MAP_FREE = (
-    int(cell) for cell in (State.MAP_HEADS, State.MAP_EVENTS, State.MAP_CELLS, State.MAP_FREE)
+_MAP_HEADS, _MAP_EVENTS, _MAP_CELLS, _MAP_FREE = constants(
+    State.MAP_HEADS, State.MAP_EVENTS, State.MAP_CELLS, State.MAP_FREE
 )
 
 
 @helper
 def _note_map(state, row, start, stop, owner, event):  # type: ignore[no-untyped-def]
-    """Enter a map event in the ledger's list of its row; False if there is no room."""
+    """Enter a map event in the ledger's list of its row; False, and nothing done, without room."""
     heads, events = load_i64(state, _MAP_HEADS), load_i64(state, _MAP_EVENTS)
     cells = load_i64(state, _MAP_CELLS)
     node = load_i64(heads, row)
@@ -98,12 +94,10 @@ def _take_map(state, columns, at, event):  # type: ignore[no-untyped-def]
     slots = load_i64(columns, _C_MAP_SLOTS) + first * 8
     line = load_i64(state, _TABLE) + row * row_len * 4
     if load_i64(state, _HAS_LEDGER) != 0:
-        if count == 0 or load_i64(load_i64(state, _TENANTS), row) == -2:
+        if count == 0 or load_i64(load_i64(state, _TENANTS), row) == NO_ROW:
             return _GENERAL
         last = load_i64(slots, count - 1)
         owner = load_i32(load_i64(state, _OWNERSHIP) + last * LINE, _OWNER)
-        if load_i64(state, _MAP_FREE) < 0:
-            return _ROOM
         if not _note_map(state, row, start, start + count, owner, event):
             return _ROOM
     known = min(load_i64(load_i64(state, _CHECKED), row) - start, count)

@@ -15,6 +15,11 @@ KERNELS: list[Any] = []
 """Every kernel that Python calls."""
 
 
+def constants(*members: int) -> tuple[int, ...]:
+    """Members of enumerations as the plain integers that compiled code takes for constants."""
+    return tuple(int(member) for member in members)
+
+
 def helper(function: Callable[..., Any]) -> Any:
     """Compile a function that only kernels call; its code goes into theirs."""
     return numba.njit(nogil=True)(function)

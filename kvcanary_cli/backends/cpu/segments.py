@@ -17,7 +17,7 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kvcanary_cli.backends.cpu.jit import helper, kernel
+from kvcanary_cli.backends.cpu.jit import constants, helper, kernel
 
 UNSEEN, NULL_CODE = -2, -1
 _BLOCK_EVENTS = 512
@@ -67,17 +67,15 @@ class Work(IntEnum):
     CODES = auto()  # int32, codes of the segment for those of the file
 
 
-_CURSOR, _ROWS, _SINGLES = (int(c) for c in (TableCell.CURSOR, TableCell.ROWS, TableCell.SINGLES))
+_CURSOR, _ROWS, _SINGLES = constants(TableCell.CURSOR, TableCell.ROWS, TableCell.SINGLES)
 _FIRST_LIST, _LAST_LIST = int(TableCell.FIRST_LIST), int(TableCell.LAST_LIST)
 _COUNT, _BEFORE = int(TableCell.COUNT), int(TableCell.BEFORE)
 _TABLE_CELLS, _LIST_CELLS, _JOB_CELLS = len(TableCell), len(ListCell), len(Job)
 _L_OFFSETS, _L_WIDTH = int(ListCell.OFFSETS), int(ListCell.WIDTH)
 _L_START, _L_STOP = int(ListCell.START), int(ListCell.STOP)
-_J_SOURCE, _J_WIDTH, _J_COUNT, _J_TARGET = (
-    int(c) for c in (Job.SOURCE, Job.WIDTH, Job.COUNT, Job.TARGET)
-)
-_J_WORK, _J_PRESENT, _J_LOW, _J_HIGH, _J_TEXTS = (
-    int(c) for c in (Job.WORK, Job.PRESENT, Job.LOW, Job.HIGH, Job.TEXTS)
+_J_SOURCE, _J_WIDTH, _J_COUNT, _J_TARGET = constants(Job.SOURCE, Job.WIDTH, Job.COUNT, Job.TARGET)
+_J_WORK, _J_PRESENT, _J_LOW, _J_HIGH, _J_TEXTS = constants(
+    Job.WORK, Job.PRESENT, Job.LOW, Job.HIGH, Job.TEXTS
 )
 _WIDE, _OFFSETS, _BYTES = int(Work.WIDE), int(Work.OFFSETS), int(Work.BYTES)
 
