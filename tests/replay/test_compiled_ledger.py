@@ -1,4 +1,4 @@
-"""The ledger and the prefix index behind compiled events are those behind the general path."""
+"""Ledger, prefix index and histories behind compiled events are those behind the general path."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvcanary_cli.attribution.diagnoser import Diagnoser
-from kvcanary_cli.replay import compiled
+from kvcanary_cli.backends.cpu.event_state import LIST_ROOM, Stop
+from kvcanary_cli.replay import compiled, prefixes, token_store
 from kvcanary_cli.replay.driver import Replay
 from kvcanary_cli.replay.options import ReplayOptions
 from kvcanary_cli.trace.notes import TraceNotes
+from tests.attribution.events import HEAD, decode, life, numbered
 from tests.replay.documents import disturbed
 from tests.replay.helpers import UNCHECKED, MemoryReader
 from tests.replay.simulator import Settings, simulate
@@ -34,7 +36,8 @@ def followed(head: Event, events: Sequence[Event], **options: Any) -> dict[str, 
     run = Replay(reader.header, ReplayOptions(backend="cpu", **options), UNCHECKED, diagnoser)
     diagnoser.replay = run
     run.run(reader)
-    follower, prefixes = diagnoser.follower, run.pool.prefixes
+    follower, index, histories = diagnoser.follower, run.pool.prefixes, run.pool.histories
+    assert histories is not None
     context = follower.context
     state, writes = follower.rules.state, follower.lane("target", "FULL")
     names = follower.names
@@ -63,11 +66,12 @@ def followed(head: Event, events: Sequence[Event], **options: Any) -> dict[str, 
         "broken": [dataclasses.astuple(found) for found in follower.rules.findings],
         "roots": follower.rules.roots,
         "entries": {
-            entry: (*(part.tolist() for part in _parts(places)), prefixes.gone(entry).tolist())
-            for entry, places in prefixes.visible().items()
+            entry: (*(part.tolist() for part in _parts(places)), index.gone(entry).tolist())
+            for entry, places in index.visible().items()
         },
-        "swept": [part.tolist() for part in _parts(prefixes.entries())],
-        "unplaced": prefixes.unplaced,
+        "swept": [part.tolist() for part in _parts(index.entries())],
+        "unplaced": index.unplaced,
+        "histories": {req: histories.tokens(req).tolist() for req in histories.requests()},
     }
 
 
@@ -135,3 +139,44 @@ def test_requests_begin_and_end_in_the_kernel(share: bool, monkeypatch: pytest.M
         told[event["kind"]] = told.get(event["kind"], 0) + 1
     for kind in ("own", "publish", "free", "finish", "row_release", "history"):
         assert len(taken[kind]) > told[kind] * 0.7, kind
+
+
+@pytest.fixture
+def stops(monkeypatch: pytest.MonkeyPatch) -> set[Stop]:
+    """Gets what the kernel stopped for and then went on."""
+    met: set[Stop] = set()
+    original = compiled.CompiledEvents._help
+
+    def help_out(self: compiled.CompiledEvents, worker: Any, why: int, *rest: Any) -> bool:
+        went_on = original(self, worker, why, *rest)
+        if went_on:
+            met.add(Stop(why))
+        return went_on
+
+    monkeypatch.setattr(compiled.CompiledEvents, "_help", help_out)
+    return met
+
+
+def test_full_stores_are_made_larger(stops: set[Stop], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They begin so large that nothing else here fills that of the tokens."""
+    monkeypatch.setattr(token_store, "_FIRST_ROOM", 4)
+    monkeypatch.setattr(prefixes, "_FIRST_PLACES", 4)
+    for seed in range(4):
+        head, events = simulate(Settings(seed=seed, steps=80))
+        assert_same_ledger(head, events, None)
+    assert {Stop.STORE_FULL, Stop.PLACES_FULL} <= stops
+
+
+@pytest.mark.parametrize("kind", ["match", "finish"])
+def test_a_full_list_is_emptied(kind: str, stops: set[Stop]) -> None:
+    """Whatever the kernel lists for the ledger, there is more of it than the list holds."""
+    head = HEAD | {"records": [*HEAD["records"], "prefix"]}
+    served = {"match": {"entry": "e", "slots": [1]}, "finish": {}}[kind]
+    events = [
+        *life("A", [11, 12], [1, 2], row=1, step=1),
+        {"kind": "own", "from": "A", "owner": "tree", "slots": [1], "entry": "e"},
+        *({"kind": kind, "req": f"r{k % 9}"} | served for k in range(LIST_ROOM + 99)),
+        *decode("A", 13, 3, row=1, position=2, step=2),
+    ]
+    assert_same_ledger(head, numbered(events), None)
+    assert stops == {Stop.ROOM}
