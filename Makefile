@@ -1,7 +1,7 @@
 # make demo: install into .venv and replay a real trace that holds a corruption.
 # make test: install the test tools, run lint, types and tests.
 # make test-engines: install real engines into build/engines and test the recorder on them.
-# make bench: run all CPU benchmarks, one table; under ten minutes.
+# make bench: run all CPU benchmarks, one table; some minutes of CPU (docs/performance.md).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

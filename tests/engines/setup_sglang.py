@@ -52,6 +52,9 @@ _PACKAGES = [
     "xgrammar==0.2.7",
     # Builds the n-gram corpus on first use, with a C++ compiler.
     "ninja",
+    # Imported by `python -m sglang.launch_server` alone.
+    "jsonschema",
+    "soundfile",
 ]
 _OURS = ("typer>=0.15", "rich>=13.7", "pyyaml>=6", "numba>=0.61", "zstandard>=0.22")
 _BUILD = ("hatchling", "editables")
