@@ -24,8 +24,6 @@ BAD_WHATS = (
     what.OWN_BY_NON_OWNER,
     what.PUBLISH_OF_FREE,
 )
-_READS = frozenset({what.READ_OF_FOREIGN, what.READ_OF_FREE})
-_MATCHES = frozenset({what.MATCH_OF_FOREIGN, what.MATCH_OF_FREE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +110,10 @@ class BrokenRules:
         earlier = None if freed in (NEVER, event) else freed
         broken = BAD_WHATS[int(state.bad_what[slot])]
         claims = bad != NEVER and self._state.custody.holds(slot, actor)
-        if name in _READS or name in _MATCHES:
+        if name in what.READS or name in what.MATCHES:
             if bad != NEVER and (bad >= freed or claims):
                 return broken, bad, earlier
-            if freed != NEVER and name in _READS:
+            if freed != NEVER and name in what.READS:
                 return "", freed, None
             return name, event, earlier
         if name == what.WRITE_BY_NON_OWNER:

@@ -151,11 +151,8 @@ class Explainer:
             position = self._now.true_position_of(forward, slot, chunk) - 1
             # Where a position was left out, the chain skips it; the row still names its slot.
             cell = self._now.cell(forward, int(columns["row"][k]), position)
-            if (
-                cell > 0
-                and chunk.pool_kind == "FULL"
-                and (*lane_of(chunk), prev) not in (self._book.by_slot)
-            ):
+            known = (*lane_of(chunk), prev) in self._book.by_slot
+            if cell > 0 and chunk.pool_kind == "FULL" and not known:
                 prev = cell
         finding = self._book.by_slot.get((*lane_of(chunk), prev))
         if finding is None and chunk.pool_kind == "SWA":

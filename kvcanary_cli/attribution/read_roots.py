@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 #: ``Root.what`` of a read through a cell that was set to a slot which was not the reader's then.
 LATE_CELL = "late_cell"
-READS = frozenset({what.READ_OF_FOREIGN, what.READ_OF_FREE})
 
 
 class ReadRoots:
@@ -40,10 +39,10 @@ class ReadRoots:
         """``root``, split by what its slots really go back to.
 
         Who was served a slot when it was free, or another's, already, or whose cell was set to it
-        when it was another's, suffers neither from the free nor from the owner.
+        then, suffers neither from the free nor from the owner.
         """
         owner_did_it = bool(root.what) and root.event != found.event
-        if found.what not in READS or owner_did_it or found.actor is None:
+        if found.what not in what.READS or owner_did_it or found.actor is None:
             yield root
             return
         reader = self._follower.names.code(found.actor)

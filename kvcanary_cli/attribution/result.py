@@ -23,6 +23,9 @@ MATCH_OF_FREE = "match_of_free"
 MATCH_OF_FOREIGN = "match_of_foreign"
 LEAK = "leak"
 
+READS = frozenset({READ_OF_FOREIGN, READ_OF_FREE})
+MATCHES = frozenset({MATCH_OF_FOREIGN, MATCH_OF_FREE})
+
 CLASSES = (
     "use_after_free",
     "double_alloc",

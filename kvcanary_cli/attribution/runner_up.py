@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvcanary_cli.attribution import result as what
-from kvcanary_cli.attribution.read_roots import READS
 from kvcanary_cli.attribution.result import RuledOut
 
 if TYPE_CHECKING:
@@ -29,12 +28,12 @@ def runner_up(found: OwnershipFinding, root: Root, cls: str, own: str) -> RuledO
         own: Class that the rule stands for where nothing went before; ``cls`` unless another
             broken rule did.
     """
-    if root.what not in ("", found.what, *READS) and root.event < found.event:
+    if root.what not in ("", found.what, *what.READS) and root.event < found.event:
         other = own if own != cls else "use_after_free"
         return RuledOut(
             other, f"event {root.event} broke {root.what} before, and {found.what} follows from it"
         )
-    if found.what in READS:
+    if found.what in what.READS:
         return _not_read_wrongly(found, root)
     actor, whose = found.actor or "nobody that the trace names", _whose(found.owner)
     if found.what == what.WRITE_BY_NON_OWNER:
@@ -50,7 +49,7 @@ def runner_up(found: OwnershipFinding, root: Root, cls: str, own: str) -> RuledO
             "use_after_free",
             f"event {found.event} gave back slots that were free: it took them from no holder",
         )
-    if found.what in (what.MATCH_OF_FREE, what.MATCH_OF_FOREIGN):
+    if found.what in what.MATCHES:
         text = f"the slots were {whose} already when {actor} matched them"
         return RuledOut("use_after_free", text)
     if found.what == what.PUBLISH_OF_FREE:

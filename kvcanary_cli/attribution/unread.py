@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from kvcanary_cli.attribution import result as what
 from kvcanary_cli.attribution.damage import Cause
-from kvcanary_cli.attribution.read_roots import LATE_CELL, READS
+from kvcanary_cli.attribution.read_roots import LATE_CELL
 from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, Culprit, RuledOut
 from kvcanary_cli.attribution.runner_up import runner_up
 
@@ -54,9 +55,8 @@ _CAUSES: dict[str, tuple[str, str | None]] = {
     what.MATCH_OF_FREE: ("prefix_index", "phantom_hit"),
     what.MATCH_OF_FOREIGN: ("prefix_index", "phantom_hit"),
 }
-_MATCHES = frozenset({what.MATCH_OF_FOREIGN, what.MATCH_OF_FREE})
 _FREES = frozenset({what.FREE_BY_NON_OWNER, what.DOUBLE_FREE})
-_MET_BY_READING = READS | {what.READ_BEFORE_WRITE}
+_MET_BY_READING = what.READS | {what.READ_BEFORE_WRITE}
 # Findings of these classes say that somebody's idea of its slots is wrong: what it does to those
 # slots by that idea follows from them. A fault of content or input misleads nobody.
 _MISLEADING = frozenset(
@@ -180,7 +180,7 @@ def _follow(
     finding: Finding, found: OwnershipFinding, slots: list[int], rules: OwnershipRules
 ) -> None:
     """Add what a later broken rule tells of the same cause."""
-    on_its_way = found.what in READS and found.event == finding.corrupting_event
+    on_its_way = found.what in what.READS and found.event == finding.corrupting_event
     if finding.cls == "late_write" and on_its_way and found.actor == finding.culprit.req:
         finding.evidence.append(
             f"the same forward of {found.actor} read {len(slots)} slots that it had no longer"
@@ -217,11 +217,11 @@ def _covers(finding: Finding, found: OwnershipFinding, root: Root, slot: int) ->
     if finding.cls not in _MISLEADING or found.event < (finding.cause_event or found.event):
         return False
     parties = {finding.victim, finding.culprit.req, *finding.blast_radius}
-    return found.actor in parties or (found.what in READS and found.owner in parties)
+    return found.actor in parties or (found.what in what.READS and found.owner in parties)
 
 
 def _victim(found: OwnershipFinding, rules: OwnershipRules) -> str | None:
-    if found.what in _MET_BY_READING or found.what in _MATCHES:
+    if found.what in _MET_BY_READING or found.what in what.MATCHES:
         return found.actor
     if found.owner == "tree" or not _runs(found.owner, found, rules):
         return None
@@ -231,7 +231,7 @@ def _victim(found: OwnershipFinding, rules: OwnershipRules) -> str | None:
 def _read_later(found: OwnershipFinding, rules: OwnershipRules) -> OwnershipFinding | None:
     """The first read by the owner of what was taken from it, when it was another's already."""
     for later in rules.findings:
-        mine = later.what in READS and later.actor == found.owner and later.event > found.event
+        mine = later.what in what.READS and later.actor == found.owner and later.event > found.event
         if mine and not set(later.slots).isdisjoint(found.slots):
             return later
     return None
@@ -284,13 +284,13 @@ def _cause(found: OwnershipFinding, root: Root, rules: OwnershipRules, roots: Re
     own = cls
     if root.what in _CAUSES and root.event != found.event:
         cls, subtype = _CAUSES[root.what][0], root.what
-    elif not root.what and found.what in READS:
+    elif not root.what and found.what in what.READS:
         shared = found.owner is None and root.by not in (None, found.actor)
         subtype = "shared_slot_refcount" if shared else "freed_while_mapped"
     nobody = "a copy" if found.step is None else "a padding row"
-    by = (found.owner or root.by) if found.what in READS else found.actor
+    by = (found.owner or root.by) if found.what in what.READS else found.actor
     caused, corrupting = root.event, None
-    if found.what in _MATCHES:
+    if found.what in what.MATCHES:
         by = found.owner
         if root.what == found.what and root.follows is not None:
             caused, corrupting = root.follows, found.event
@@ -302,11 +302,13 @@ def _cause(found: OwnershipFinding, root: Root, rules: OwnershipRules, roots: Re
         evidence.append(
             f"an earlier request called {root.by} had freed them at event {root.event}, and ended"
         )
-    cell = roots.cell(found, root.slots[0]) if found.what == what.READ_OF_FREE else None
-    if cell is not None:
-        evidence.append(
-            f"row {cell.row} was set to them at event {cell.set_at}, when they were free"
-        )
+    if found.what == what.READ_OF_FREE:
+        # Matched before the free, named by the row only behind it: the free is to blame.
+        cells = Counter(cell for s in root.slots if (cell := roots.cell(found, s)) is not None)
+        evidence += [
+            f"row {cell.row} was set to {n} of them at event {cell.set_at}, when they were free"
+            for cell, n in cells.items()
+        ]
     if found.what == what.MATCH_OF_FOREIGN and root.what == found.what and root.follows is None:
         subtype, by = "never_published", None
         evidence.append(

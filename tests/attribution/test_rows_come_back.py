@@ -155,3 +155,33 @@ def test_a_cell_that_was_set_to_free_slots(former: str, ids: list[int]) -> None:
     cell = index_of(numbered(events), "map", row=1, start=0)
     assert (finding.cause_event, finding.culprit.req) == (cell, "A")
     assert (finding.victim, finding.slots) == ("A", {20, 21, 22})
+
+
+@pytest.mark.parametrize("behind", [0, 1, 2])
+def test_a_prefix_freed_between_its_match_and_the_row(behind: int) -> None:
+    """The match was right when it was made: whoever freed the entry's slots is to blame.
+
+    ``behind``: how many of the cells are set behind the free.
+    """
+    cells = [{"kind": "map", "row": 1, "start": k, "slots": [40 + k]} for k in range(2)]
+    events = [
+        *PREFIX,
+        {"kind": "history", "req": "A", "start": 0, "ids": [11, 12, 13]},
+        MATCH,
+        *cells[behind:],
+        _free("tree", [40, 41], "evict"),
+        *cells[:behind],
+        {"kind": "alloc", "owner": "A", "slots": [5]},
+        {"kind": "map", "row": 1, "start": 2, "slots": [5]},
+        extend(2, "A", 1, 2, [13], [5]),
+    ]
+    (finding,) = diagnose(HEAD_P, numbered(events)).findings
+    assert (finding.cls, finding.subtype) == ("use_after_free", "shared_slot_refcount")
+    assert finding.cause_event == index_of(numbered(events), "free", owner="tree")
+    assert (finding.victim, finding.slots) == ("A", {40, 41})
+    late = [text for text in finding.evidence if text.endswith("when they were free")]
+    assert late == [
+        f"row 1 was set to 1 of them at event {event['i']}, when they were free"
+        for event in numbered(events)
+        if event["kind"] == "map" and event["row"] == 1 and event["start"] < behind
+    ]
