@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from kvcanary_cli.trace.reader import TraceReader
 
     Ints = NDArray[np.int64]
+
+
+# Slots of a pool whose ledger is worth a collection.
+_LARGE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +76,27 @@ def diagnose_trace(
         InputError: The trace cannot be used.
     """
     diagnosers: list[Diagnoser] = []
+    ownership: list[OwnershipFinding] = []
+    findings: list[Finding] = []
+
+    def keep(diagnoser: Diagnoser) -> None:
+        rules = diagnoser.follower.rules
+        ownership.extend(o for o in rules.findings if _wanted(o, diagnoser))
+        findings.extend(f for f in diagnoser.findings if _asked_for(f, diagnoser))
 
     def watch(header: TraceHeader) -> Diagnoser | None:
         diagnoser = Diagnoser(header, reader.notes, ranks=ranks)
         if diagnosers:
+            # Its ledger is as large as the pool: what it found is kept, not itself.
+            former = diagnosers.pop()
+            keep(former)
             # What ranks must have done alike they did on both sides of a gap.
-            diagnoser.record = diagnosers[0].record
-            diagnoser.book.named_before = diagnosers[-1].book.named()
+            diagnoser.record = former.record
+            diagnoser.book.named_before = former.book.named()
+            former.replay = None
+            if header.pool.max_slot >= _LARGE:
+                # It refers to itself, and its arrays do not count towards a collection.
+                gc.collect()
         diagnosers.append(diagnoser)
         return None if options.strict_upstream else diagnoser
 
@@ -95,12 +114,13 @@ def diagnose_trace(
 
     done = replay_stretches(reader, options, capacities, watch, progress, begun, met_gap)
     result = conclude(done.replay, reader, done.former)
-    record = diagnosers[0].record
+    keep(diagnosers[-1])
+    record = diagnosers[-1].record
     record.lost = bool(result.coverage.lost_events)
     return Diagnosis(
         replay=result,
-        ownership=tuple(o for d in diagnosers for o in d.follower.rules.findings if _wanted(o, d)),
-        findings=tuple(f for d in diagnosers for f in d.findings if _asked_for(f, d)),
+        ownership=tuple(ownership),
+        findings=tuple(findings),
         rank=record,
     )
 

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from kvcanary_cli.trace.info import TraceInfo, Validation
 
 SCHEMA_VERSION = 1
+#: Gaps that are told one by one.
+_MAX_GAPS = 100
 
 
 def _envelope(command: str) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def _facts(info: TraceInfo) -> dict[str, Any]:
         },
         "time_ns": {"first": info.first_t, "last": info.last_t},
         "lost_events": notes.lost_events,
-        "gaps": [{"after_i": g.after_i, "before_i": g.before_i} for g in notes.gaps],
+        "gaps": [{"after_i": g.after_i, "before_i": g.before_i} for g in notes.gaps[:_MAX_GAPS]],
         "torn_segments": [
             {"file": torn.name, "events": torn.events, "why": torn.why} for torn in notes.torn
         ],

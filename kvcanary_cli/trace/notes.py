@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from kvcanary_cli.trace.fields import printable
 
-_MAX_GAPS = 100
+# Confidence and cuts depend on them; each costs a replay much more than its note.
+_MAX_GAPS = 100_000
 _SHOWN_GAPS = 3
 _REASON_CHARS = 300
 

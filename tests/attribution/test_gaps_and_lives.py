@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import random
+import weakref
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from kvcanary_cli.attribution import diagnose as diagnose_module
 from kvcanary_cli.attribution.diagnose import Diagnosis, diagnose_trace
+from kvcanary_cli.attribution.diagnoser import Diagnoser
 from kvcanary_cli.attribution.report import Report
 from kvcanary_cli.replay.options import ReplayOptions
 from kvcanary_cli.report import replay_json, replay_text
@@ -183,3 +186,47 @@ def test_steps_filter_what_needs_no_forward(steps: tuple[int, int | None], found
     diagnosis = diagnose_trace(reader, options, UNCHECKED)
     assert bool(diagnosis.findings) is found
     assert bool(diagnosis.ownership) is found
+
+
+def _many_gaps(gaps: int) -> list[dict[str, Any]]:
+    """B begins before the last of so many gaps, and loses its slots to C behind it."""
+    lost = [{"kind": "finish", "req": f"Q{k}", "i": 3 * k} for k in range(gaps - 1)]
+    victim = life("B", [11, 12, 13], [1, 2, 3], row=1, step=1)
+    behind = [
+        {"kind": "history", "req": "B", "start": 0, "ids": [11, 12, 13]},
+        *victim[1:3],
+        victim[3] | {"step": 2},
+        *decode("B", 14, 4, row=1, position=3, step=3),
+        {"kind": "free", "owner": "B", "slots": [1, 2, 3], "reason": "dedup"},
+        *life("C", [31, 32, 33], [1, 2, 3], row=2, step=4),
+        *decode("B", 15, 6, row=1, position=4, step=5),
+    ]
+    at = 3 * (gaps - 1)
+    lost += [event | {"i": at + k} for k, event in enumerate(victim)]
+    return lost + [event | {"i": at + 9 + k} for k, event in enumerate(behind)]
+
+
+@pytest.mark.parametrize("gaps", [1, 2, 150])
+def test_the_last_of_many_gaps_counts_as_the_first_does(gaps: int) -> None:
+    (finding,) = diagnose(HEAD, _many_gaps(gaps)).findings
+    assert (finding.cls, finding.confidence) == ("use_after_free", "probable")
+    assert finding.lost_within == 5
+
+
+def test_ledgers_from_before_a_gap_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is as large as the pool, however many gaps a trace has."""
+    alive: weakref.WeakSet[Diagnoser] = weakref.WeakSet()
+    most = [0]
+
+    class Counted(Diagnoser):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            alive.add(self)
+            most.append(len(alive))
+
+    monkeypatch.setattr(diagnose_module, "Diagnoser", Counted)
+    head = HEAD | {"pool": HEAD["pool"] | {"slots": 1 << 17}}
+    (finding,) = diagnose(head, _many_gaps(12)).findings
+    assert finding.lost_within == 5
+    assert len(most) == 14
+    assert max(most) <= 3
