@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -83,7 +84,10 @@ def test_flipped_characters_of_a_jsonl_never_escape(tmp_path: Path) -> None:
 
 _VALUES = st.one_of(
     JSON_VALUES,
-    st.sampled_from([[], [0], [-1, 1 << 62], [None], ["A", None], 0, -1, 1 << 63, "", {}, [[]]]),
+    # Copied, as a later change may append to what an earlier one drew.
+    st.sampled_from(
+        [[], [0], [-1, 1 << 62], [None], ["A", None], 0, -1, 1 << 63, "", {}, [[]]]
+    ).map(deepcopy),
     st.lists(st.integers(-2, 50), max_size=6),
     st.sampled_from(["EXTEND", "DECODE", "IDLE", "TARGET_VERIFY", "DRAFT_EXTEND_V2", "PREBUILT"]),
 )
