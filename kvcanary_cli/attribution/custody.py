@@ -136,6 +136,11 @@ class Custody:
             claims.sharers[giver] = taker
         return held
 
+    def claims(self, slot: int, code: int) -> int:
+        """How often ``code`` was given the slot and has not given it back."""
+        claims = self._claims.get(slot)
+        return 0 if claims is None else claims.holders.get(code, 0)
+
     def holds(self, slot: int, code: int) -> bool:
         """Whether ``code`` has a claim on the slot, or shares that of who has it from ``code``."""
         claims = self._claims.get(slot)
