@@ -47,8 +47,8 @@ class CompiledLedger:
         self._matched: Ints = np.zeros((LIST_ROOM, 3), dtype=np.int64)
         self._fixed = self._addresses()
         # Arrays that are replaced when they grow, and where they are.
-        self._growing: tuple[NDArray[Any], ...] = (self._fixed,) * 4
-        self._growing_at = self._fixed[:4]
+        self._growing: tuple[NDArray[Any], ...] = (self._fixed,) * 3
+        self._growing_at = self._fixed[:3]
         # Names and requests that know of each other.
         self._told = _FIRST_NAME, 0
 
@@ -93,7 +93,7 @@ class CompiledLedger:
         steps, allocs = follower.context.last_step_of, follower.rules.last_alloc
         for numbers in (steps, allocs):
             numbers.has_room(len(follower.names) + LIST_ROOM)
-        arrays = (steps.values, allocs.values, table.events, table.cells)
+        arrays = (steps.values, allocs.values, table.runs)
         if any(a is not b for a, b in zip(arrays, self._growing, strict=True)):
             self._growing = arrays
             self._growing_at = np.array([a.ctypes.data for a in arrays], dtype=np.int64)
@@ -154,9 +154,9 @@ def _drop_covered(table: RowTable) -> int:
     """``RowTable.drop_covered``, compiled."""
     from kvcanary_cli.backends.cpu.map_events import drop_covered
 
-    width = int(table.cells[:, 1].max(initial=0))
+    width = int(table.runs["stops"].max(initial=0))
     seen, out = np.zeros(width + 1, dtype=np.uint8), np.array([table.free, 0])
-    arrays = (table.heads, table.cells, seen, out)
+    arrays = (table.heads, table.runs, seen, out)
     drop_covered(len(table.heads), *(array.ctypes.data for array in arrays))
     table.free = int(out[0])
     return int(out[1])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvcanary_cli.attribution.ledger import NEVER, NOBODY
+from kvcanary_cli.backends.cpu.event_records import MAP_RUN, RUN_EVENTS, make_records
 from kvcanary_cli.backends.cpu.event_state import NO_ROW, RAN
 
 if TYPE_CHECKING:
@@ -16,22 +17,23 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-#: No node of a list follows.
+#: No run of a list follows.
 END = -1
-_START, _STOP, _OWNER, _NEXT = range(4)
-#: Fewer nodes are not worth looking through.
-_MANY = 1 << 14
+#: Fewer runs are not worth looking through.
+_MANY = 1 << 10
 
 
 class RowTable:
     """For each row who last ran in it, and a list of its map events, newest first.
 
+    A decoding request sets one cell after another, so events whose cells follow upon each other
+    stand together, in runs.
+
     Attributes:
         tenants: [rows] request, -1 = none, ``NO_ROW`` = the row was never named.
-        heads: [rows] newest node of each row's list.
-        events: [nodes] event of each.
-        cells: [nodes, 4] int32: first cell, one behind the last, owner of the last slot, next node.
-        free: First node that is not in use.
+        heads: [rows] newest run of each row's list.
+        runs: ``MAP_RUN`` records; replaced when there are more.
+        free: First run that is not in use.
         ran: [rows, RAN, 2] the last changes of tenant, (request, event of its forward), each in the
             place of its number modulo ``RAN``.
         ran_count: [rows] changes of tenant.
@@ -41,8 +43,7 @@ class RowTable:
     def __init__(self) -> None:
         self.tenants: Ints = np.full(8, NO_ROW, dtype=np.int64)
         self.heads: Ints = np.full(8, END, dtype=np.int64)
-        self.events: Ints = np.zeros(0, dtype=np.int64)
-        self.cells: NDArray[np.int32] = np.zeros((0, 4), dtype=np.int32)
+        self.runs: NDArray[Any] = make_records(0, MAP_RUN)
         self.free = END
         self.ran, self.ran_count, self.released = _tenancies(8)
         self.grow(64)
@@ -71,7 +72,7 @@ class RowTable:
         return [(req, event) for req, event in each]
 
     def make_room(self, drop_covered: Callable[[RowTable], int] | None = None) -> None:
-        """Have a free node when there is none.
+        """Have a free run when there is none.
 
         Each cell is mapped anew in every request that a row serves, one by one, so without this the
         lists would be as long as the trace.
@@ -80,69 +81,105 @@ class RowTable:
             drop_covered: Does what ``drop_covered`` does, faster.
         """
         dropped = 0
-        if len(self.events) >= _MANY:
+        if len(self.runs) >= _MANY:
             dropped = drop_covered(self) if drop_covered else self.drop_covered()
-        if 2 * dropped < len(self.events):
-            self.grow(len(self.events))
+        if 2 * dropped < len(self.runs):
+            self.grow(len(self.runs))
 
     def drop_covered(self) -> int:
-        """Drop the map events that newer ones cover wholly, together; how many."""
+        """Drop the runs all of whose events newer ones cover wholly, together; how many."""
         dropped = 0
         for row in np.flatnonzero(self.heads != END).tolist():
             seen: set[int] = set()
             last = END
             node = int(self.heads[row])
             while node != END:
-                start, stop, _owner, below = self.cells[node].tolist()
-                if seen.issuperset(range(start, stop)):
-                    self.cells[node, _NEXT], self.free = self.free, node
+                run = self.runs[node]
+                cells = range(int(run["start"]), int(run["stops"][run["count"] - 1]))
+                below = int(run["below"])
+                if seen.issuperset(cells):
+                    self._give_back(node)
                     dropped += 1
                 else:
-                    seen.update(range(start, stop))
+                    seen.update(cells)
                     self._link(row, last, node)
                     last = node
                 node = below
             self._link(row, last, END)
         return dropped
 
+    def _give_back(self, node: int) -> None:
+        self.runs["below"][node], self.free = self.free, node
+
     def _link(self, row: int, last: int, node: int) -> None:
         """Let ``node`` follow ``last`` in the row's list, or begin it."""
         if last == END:
             self.heads[row] = node
         else:
-            self.cells[last, _NEXT] = node
+            self.runs["below"][last] = node
 
     def grow(self, count: int) -> None:
-        """Add ``count`` free nodes."""
-        first = len(self.events)
-        self.events = np.append(self.events, np.zeros(count, dtype=np.int64))
-        self.cells = np.append(self.cells, np.zeros((count, 4), dtype=np.int32), axis=0)
-        self.cells[first:, _NEXT] = np.arange(first + 1, first + count + 1)
-        self.cells[-1, _NEXT] = self.free
-        self.free = first
+        """Add ``count`` free runs."""
+        first = len(self.runs)
+        runs = make_records(first + count, MAP_RUN)
+        runs[:first] = self.runs
+        runs["below"][first:] = np.arange(first + 1, first + count + 1)
+        runs["below"][-1] = self.free
+        self.runs, self.free = runs, first
 
     def map(self, row: int, event: int, start: int, stop: int, owner: int) -> None:
         """Enter a map event; those that it covers are dropped as far as they are the newest."""
-        cells, node = self.cells, int(self.heads[row])
-        while node != END and start <= cells[node, _START] and stop >= cells[node, _STOP]:
-            below = int(cells[node, _NEXT])
-            cells[node, _NEXT] = self.free
-            self.free, node = node, below
-        if self.free == END:
-            # The list's own beginning first: what is dropped or kept depends on it.
-            self.heads[row] = node
-            self.make_room()
-            cells, node = self.cells, int(self.heads[row])
-        new, self.free = self.free, int(cells[self.free, _NEXT])
-        self.events[new], cells[new], self.heads[row] = event, (start, stop, owner, node), new
+        self._drop_newest(row, start, stop)
+        node = int(self.heads[row])
+        if node == END or not _goes_on(self.runs[node], start):
+            if self.free == END:
+                self.make_room()
+            new = self.free
+            self.free = int(self.runs["below"][new])
+            run = self.runs[new]
+            run["start"], run["count"], run["below"] = start, 0, self.heads[row]
+            self.heads[row] = node = new
+        run = self.runs[node]
+        count = int(run["count"])
+        run["events"][count], run["stops"][count], run["owners"][count] = event, stop, owner
+        run["count"] = count + 1
+
+    def _drop_newest(self, row: int, start: int, stop: int) -> None:
+        """Drop the newest events of a row as far as cells [start, stop) cover them."""
+        while (node := int(self.heads[row])) != END:
+            run = self.runs[node]
+            count = int(run["count"])
+            while (
+                count and start <= _first_cell(run, count - 1) and stop >= run["stops"][count - 1]
+            ):
+                count -= 1
+            if count:
+                run["count"] = count
+                return
+            self.heads[row] = run["below"]
+            self._give_back(node)
 
     def newest_first(self, row: int) -> Iterator[tuple[int, int, int, int]]:
         """(event, start, stop, owner) of the row's map events."""
         node = int(self.heads[row])
         while node != END:
-            start, stop, owner, below = self.cells[node].tolist()
-            yield int(self.events[node]), start, stop, owner
-            node = below
+            run = self.runs[node]
+            stops, owners = run["stops"].tolist(), run["owners"].tolist()
+            events = run["events"].tolist()
+            for k in reversed(range(int(run["count"]))):
+                yield events[k], _first_cell(run, k), stops[k], owners[k]
+            node = int(run["below"])
+
+
+def _first_cell(run: Any, k: int) -> int:
+    """First cell of event number ``k`` of a run."""
+    return int(run["stops"][k - 1] if k else run["start"])
+
+
+def _goes_on(run: Any, start: int) -> bool:
+    """Whether a run has room for an event that begins at cell ``start``."""
+    count = int(run["count"])
+    return count < RUN_EVENTS and int(run["stops"][count - 1]) == start
 
 
 def _tenancies(rows: int) -> tuple[Ints, Ints, Ints]:

@@ -49,11 +49,37 @@ def _lists(table: RowTable) -> list[list[tuple[int, int, int, int]]]:
     return [list(table.newest_first(row)) for row in range(ROWS)]
 
 
+def _runs(table: RowTable, row: int) -> list[list[tuple[int, int, int]]]:
+    """Events of the row's runs, newest first: (event, start, stop)."""
+    facts = [fact[:3] for fact in table.newest_first(row)]
+    runs, node = [], int(table.heads[row])
+    while node != END:
+        count = int(table.runs["count"][node])
+        runs.append(facts[:count])
+        facts, node = facts[count:], int(table.runs["below"][node])
+    return runs
+
+
 def _free(table: RowTable) -> int:
     count, node = 0, table.free
     while node != END:
-        count, node = count + 1, int(table.cells[node, 3])
+        count, node = count + 1, int(table.runs["below"][node])
     return count
+
+
+@given(maps=MAPS)
+@settings(max_examples=150, deadline=None)
+def test_a_row_knows_its_map_events(maps: list[Map]) -> None:
+    """All that are newest anywhere, in their order; none that the next newer one covers."""
+    table = _table(maps)
+    for row, facts in enumerate(_lists(table)):
+        expected: list[tuple[int, int, int, int]] = []
+        for event, (at, start, stop) in enumerate(maps):
+            if at == row:
+                while expected and start <= expected[-1][1] and stop >= expected[-1][2]:
+                    expected.pop()
+                expected.append((event, start, stop, event + 1000))
+        assert facts[::-1] == expected
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -61,17 +87,18 @@ def _free(table: RowTable) -> int:
 @settings(max_examples=150, deadline=None)
 def test_what_is_dropped_is_newest_nowhere(way: str, maps: list[Map]) -> None:
     table = _table(maps)
-    before, free = _lists(table), _free(table)
+    before, free = [_runs(table, row) for row in range(ROWS)], _free(table)
     dropped = WAYS[way](table)
     kept = []
-    for facts in before:
+    for runs in before:
         seen: set[int] = set()
         kept.append([])
-        for fact in facts:
-            if not seen.issuperset(range(*fact[1:3])):
-                kept[-1].append(fact)
-            seen.update(range(*fact[1:3]))
-    assert _lists(table) == kept
+        for run in runs:
+            cells = {cell for _, start, stop in run for cell in range(start, stop)}
+            if not seen.issuperset(cells):
+                kept[-1].append(run)
+            seen |= cells
+    assert [_runs(table, row) for row in range(ROWS)] == kept
     assert dropped == sum(map(len, before)) - sum(map(len, kept))
     assert _free(table) == free + dropped
 
@@ -95,7 +122,7 @@ def test_lists_are_no_longer_than_rows_however_many_requests_they_serve(
             event += 1
             table.map(row, event, start, stop, 7)
             newest[row, start:stop] = event
-    assert len(table.events) <= 4 * newest.size
+    assert len(table.runs) <= 4 * newest.size
     for row in range(ROWS):
         known = np.zeros(40, dtype=np.int64)
         for at, start, stop, _owner in reversed(list(table.newest_first(row))):
@@ -123,4 +150,4 @@ def test_whole_events_compiled_leave_the_same_lists(
     assert general == whole
     # A request's cells are told anew, and the lists of the former ones are gone.
     assert max(map(len, general)) > 20
-    assert {len(table.events) for table in tables} == {1024}
+    assert {len(table.runs) for table in tables} == {128}

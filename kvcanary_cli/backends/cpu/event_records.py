@@ -77,12 +77,27 @@ WRITES = _record(
 #: event that last wrote the slot, gave it out, or tried to.
 LANE = _record(HALF_LINE, mapper="i8", stamp="i8", refs="i4", written_at="i4")
 
+#: Map events of a run of them (``attribution.row_table``).
+RUN_EVENTS = 15
+#: Map events of a row, each of whose cells begin where those of the one before end.
+MAP_RUN = np.dtype(
+    [
+        ("start", "i4"),  # first cell
+        ("count", "i4"),
+        ("below", "i4"),  # the row's next older run, or the next free one; -1 = none
+        ("unused", "i4"),
+        ("events", "i8", RUN_EVENTS),
+        ("stops", "i4", RUN_EVENTS),  # one behind the last cell of each event
+        ("owners", "i4", RUN_EVENTS),  # of the last slot of each event then
+    ]
+)
+
 
 def place(record: np.dtype[np.void], name: str) -> int:
     """Number of a field in its record, counted in items of its own size, as kernels load it."""
     assert record.fields is not None
     kind, offset = record.fields[name][:2]
-    return int(offset) // kind.itemsize
+    return int(offset) // kind.base.itemsize
 
 
 def make_records(count: int, record: np.dtype[np.void]) -> NDArray[Any]:

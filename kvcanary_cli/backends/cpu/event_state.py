@@ -64,7 +64,7 @@ class State(IntEnum):
     OWNERSHIP = auto()  # [slots] ``OWNERSHIP`` records
     WRITES = auto()  # [slots] ``WRITES`` records
     LEDGER_TENANTS = auto()  # [rows] code of who runs there, -1 = none, NO_ROW
-    MAP_HEADS = auto()  # [rows] newest node of each row, -1 = none
+    MAP_HEADS = auto()  # [rows] newest run of map events of each row, -1 = none
     BATCH_SLOTS = auto()  # [rows] slot that a batch row last decoded into
     BATCH_STEPS = auto()  # [rows] and the step
     RELEASED = auto()  # [rows, 2] event of the last row_release, and who gave the row back
@@ -76,9 +76,8 @@ class State(IntEnum):
     STEPS_SEEN = auto()
     LAST_STEPS = auto()  # [codes]
     LAST_ALLOCS = auto()  # [codes]
-    MAP_EVENTS = auto()  # [nodes]
-    MAP_CELLS = auto()  # [nodes, 4] int32: start, stop, owner, next node
-    MAP_FREE = auto()  # first free node, -1 = none
+    MAP_RUNS = auto()  # ``MAP_RUN`` records
+    MAP_FREE = auto()  # first free one, -1 = none
     # replay.history, replay.prefixes
     HISTORY_NUMBERS = auto()
     STORE = auto()  # tokens of requests that no row holds

@@ -23,6 +23,7 @@ from kvcanary_cli.backends.cpu.event_records import LINE, OWNERSHIP, place
 from kvcanary_cli.backends.cpu.event_requests import take_end, take_release, take_retract
 from kvcanary_cli.backends.cpu.event_state import NO_ROW, Columns, Kind, State, Stop
 from kvcanary_cli.backends.cpu.jit import constants, helper, kernel
+from kvcanary_cli.backends.cpu.map_events import note_map
 from kvcanary_cli.backends.cpu.memory import load_i32, load_i64, load_u8, store_i32, store_i64
 
 _ALLOC, _MAP, _HISTORY, _FORWARD = constants(Kind.ALLOC, Kind.MAP, Kind.HISTORY, Kind.FORWARD)
@@ -46,38 +47,6 @@ _HAS_LEDGER, _OWNERSHIP, _WATCHES_ENTRIES = constants(
 )
 _OWNER = place(OWNERSHIP, "owner")
 _TENANTS = int(State.LEDGER_TENANTS)
-_MAP_HEADS, _MAP_EVENTS, _MAP_CELLS, _MAP_FREE = constants(
-    State.MAP_HEADS, State.MAP_EVENTS, State.MAP_CELLS, State.MAP_FREE
-)
-
-
-@helper
-def _note_map(state, row, start, stop, owner, event):  # type: ignore[no-untyped-def]
-    """Enter a map event in the ledger's list of its row; False, and nothing done, without room."""
-    heads, events = load_i64(state, _MAP_HEADS), load_i64(state, _MAP_EVENTS)
-    cells = load_i64(state, _MAP_CELLS)
-    node = load_i64(heads, row)
-    # Those that this one covers are dropped: they make room.
-    free = load_i64(state, _MAP_FREE)
-    while (
-        node >= 0 and start <= load_i32(cells, node * 4) and stop >= load_i32(cells, node * 4 + 1)
-    ):
-        below = load_i32(cells, node * 4 + 3)
-        store_i32(cells, node * 4 + 3, free)
-        free = node
-        node = below
-    store_i64(heads, row, node)
-    store_i64(state, _MAP_FREE, free)
-    if free < 0:
-        return False
-    store_i64(state, _MAP_FREE, load_i32(cells, free * 4 + 3))
-    store_i64(events, free, event)
-    store_i32(cells, free * 4, start)
-    store_i32(cells, free * 4 + 1, stop)
-    store_i32(cells, free * 4 + 2, owner)
-    store_i32(cells, free * 4 + 3, node)
-    store_i64(heads, row, free)
-    return True
 
 
 @helper
@@ -98,7 +67,7 @@ def _take_map(state, columns, at, event):  # type: ignore[no-untyped-def]
             return _GENERAL
         last = load_i64(slots, count - 1)
         owner = load_i32(load_i64(state, _OWNERSHIP) + last * LINE, _OWNER)
-        if not _note_map(state, row, start, start + count, owner, event):
+        if not note_map(state, row, start, start + count, owner, event):
             return _ROOM
     known = min(load_i64(load_i64(state, _CHECKED), row) - start, count)
     for k in range(known):
