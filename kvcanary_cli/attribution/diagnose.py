@@ -117,6 +117,7 @@ def diagnose_trace(
     keep(diagnosers[-1])
     record = diagnosers[-1].record
     record.lost = bool(result.coverage.lost_events)
+    record.done()
     return Diagnosis(
         replay=result,
         ownership=tuple(ownership),

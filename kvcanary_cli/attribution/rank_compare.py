@@ -2,7 +2,8 @@
 
 Compared are, in this order of a step: which requests ran, the lengths of their prefixes and of what
 they wrote, the tokens that were fed, and what their prefix matches hit. Tokens count only where the
-two traces hash them alike, and hits only while the two ranks' allocators went in step.
+two traces hash them alike, and hits only where no other event parts the two ranks before. Slots are
+compared by what they stand for (``rank_slots``), never by their numbers.
 
 That two ranks differ is a fact of their traces. Which of them is right is none, nor that the first
 event they did not see alike is why: no finding here is ``certain``.
@@ -16,10 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvcanary_cli.attribution.classes import remedy
+from kvcanary_cli.attribution.rank_streams import parting, table
 from kvcanary_cli.attribution.result import POSSIBLE, PROBABLE, Culprit, Finding, RuledOut
 
 if TYPE_CHECKING:
-    from array import array
     from collections.abc import Sequence
 
     from kvcanary_cli.attribution.ranks import RankRecord
@@ -79,13 +80,9 @@ def _compare(a: RankRecord, b: RankRecord) -> Finding | None:
     return None if first is None else _divergence(a, b, first)
 
 
-def _table(flat: array[int], width: int) -> Rows:
-    return np.array(flat, dtype=np.int64).reshape(-1, width)
-
-
 def _last_of_each(record: RankRecord) -> Rows:
     """The rows in order of step and request; of several for one request, the last."""
-    rows = _table(record.rows, 6)
+    rows = table(record.rows, 6)
     rows = rows[np.lexsort((rows[:, _REQ], rows[:, _STEP]))]
     last = np.ones(len(rows), dtype=np.bool_)
     last[:-1] = (rows[1:, :2] != rows[:-1, :2]).any(axis=1)
@@ -182,19 +179,16 @@ def _rows(a: RankRecord, b: RankRecord, rows_a: Rows, rows_b: Rows) -> _Differen
 def _hits(a: RankRecord, b: RankRecord, rows_a: Rows, rows_b: Rows) -> _Difference | None:
     """The first match of a request that hit something else on the other rank.
 
-    Slots say what was hit only while both ranks handed out the same ones: the match must be where
-    their streams of events part.
+    What follows from another difference is none of its own: the match must be where their streams
+    of events part.
     """
     if a.lost or b.lost:
         return None
-    stream_a, stream_b = _table(a.stream, 3), _table(b.stream, 3)
-    count = min(len(stream_a), len(stream_b))
-    parted = np.flatnonzero(stream_a[:count, 0] != stream_b[:count, 0])
-    if not len(parted):
+    parted = parting(a, b)
+    if parted is None or parted.a is None or parted.b is None:
         return None
-    event_a, event_b = int(stream_a[parted[0], 2]), int(stream_b[parted[0], 2])
-    match_a = _table(a.matches, 4)
-    match_b = _table(b.matches, 4)
+    event_a, event_b = parted.a.event, parted.b.event
+    match_a, match_b = table(a.matches, 4), table(b.matches, 4)
     mine, theirs = match_a[match_a[:, 3] == event_a], match_b[match_b[:, 3] == event_b]
     if not len(mine) or not len(theirs) or mine[0, 0] != theirs[0, 0]:
         return None
@@ -217,7 +211,7 @@ def _hits(a: RankRecord, b: RankRecord, rows_a: Rows, rows_b: Rows) -> _Differen
 
 def _divergence(a: RankRecord, b: RankRecord, first: _Difference) -> Finding:
     req = a.names.get(first.req) or b.names[first.req]
-    cause = _first_difference(a, b, first.until_a, first.until_b)
+    cause = _first_difference(a, b, first)
     rank, event, told = cause if cause is not None else (None, None, None)
     evidence = [
         first.told,
@@ -263,36 +257,34 @@ def _doubts(a: RankRecord, b: RankRecord, subtype: str) -> list[str]:
 
 
 def _first_difference(
-    a: RankRecord, b: RankRecord, until_a: int, until_b: int
+    a: RankRecord, b: RankRecord, first: _Difference
 ) -> tuple[int, int, str] | None:
     """The first event that the two ranks did not see alike: (rank, event, what)."""
-    stream_a = [row for row in _table(a.stream, 3).tolist() if row[2] < until_a]
-    stream_b = [row for row in _table(b.stream, 3).tolist() if row[2] < until_b]
-    at = next(
-        (k for k, (x, y) in enumerate(zip(stream_a, stream_b, strict=False)) if x[0] != y[0]),
-        min(len(stream_a), len(stream_b)),
-    )
-    rest_a, rest_b = stream_a[at:], stream_b[at:]
-    if not rest_a and not rest_b:
+    req = a.names.get(first.req) or b.names[first.req]
+    parted = parting(a, b, before=(first.until_a, first.until_b), req=req)
+    if parted is None:
         return None
-    if rest_a and rest_b and rest_a[0][1] == rest_b[0][1]:
-        # Both did it, each with slots of its own; the later number is the one that is looked at.
-        mine, theirs = rest_a[0], rest_b[0]
-        what = b.kinds[theirs[1]]
-        told = (
-            f"before that, {what} named other slots on rank {b.number} (event {theirs[2]}) than "
-            f"on rank {a.number} (event {mine[2]})"
-        )
-        return b.number, theirs[2], told
+    mine, theirs = parted.a, parted.b
+    if mine is not None and theirs is not None and mine.label == theirs.label:
+        # Both did it, each in its way; the later number is the one that is looked at.
+        what = b.kinds[theirs.label]
+        if mine.count == theirs.count:
+            named = "slots that stand for other content"
+            than = f"than on rank {a.number} (event {mine.event})"
+        else:
+            named = "1 slot" if theirs.count == 1 else f"{theirs.count} slots"
+            than = f"and {mine.count} on rank {a.number} (event {mine.event})"
+        told = f"before that, {what} named {named} on rank {b.number} (event {theirs.event}) {than}"
+        return b.number, theirs.event, told
     # The rank whose event has no counterpart of its kind and name is the odd one.
-    b_lacks = bool(rest_a) and rest_a[0][1] not in {row[1] for row in rest_b}
-    a_lacks = bool(rest_b) and rest_b[0][1] not in {row[1] for row in rest_a}
-    of_a = bool(rest_a) and (not rest_b or (b_lacks and not a_lacks))
-    record, row = (a, rest_a[0]) if of_a else (b, rest_b[0])
-    alone = b_lacks if of_a else a_lacks
+    of_a = theirs is None or (mine is not None and parted.lone_a and not parted.lone_b)
+    record, event = (a, mine) if of_a else (b, theirs)
+    assert event is not None
+    alone = parted.lone_a if of_a else parted.lone_b
     saw = "only rank {} saw {}" if alone else "rank {} alone saw {} at that point"
     return (
         record.number,
-        row[2],
-        f"before that, {saw.format(record.number, record.kinds[row[1]])} (event {row[2]})",
+        event.event,
+        f"before that, {saw.format(record.number, record.kinds[event.label])} "
+        f"(event {event.event})",
     )

@@ -1,7 +1,8 @@
 """What a rank did, as far as the other ranks of its run must have done the same.
 
 Each rank keeps, while it is replayed, one line per batch row (step, request, prefix, extend, fed
-tokens) and one per allocator, prefix-index and transfer event. Nothing else crosses ranks;
+tokens) and one per allocator, prefix-index and transfer event. Slots stand in them for what they
+are to their owners (``rank_slots``), as each rank numbers its own. Nothing else crosses ranks;
 ``rank_compare`` aligns the lines of two ranks.
 """
 
@@ -9,10 +10,13 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from kvcanary_cli.attribution.rank_digests import digest, digest_of_ints
+from kvcanary_cli.attribution.rank_slots import LogicalSlots
+from kvcanary_cli.trace.schema import TREE_OWNER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,6 +41,10 @@ COMPARED_KINDS = frozenset(
         "transfer_fail",
     }
 )
+#: Group of what happens to the prefix index, see ``group_of``.
+INDEX = 0
+# Their order within a list says something: positions follow from it.
+_IN_ORDER = frozenset({"publish", "match"})
 _NAME_FIELDS = {"alloc": "owner", "free": "owner", "own": "from", "copy": "by"}
 
 
@@ -60,16 +68,6 @@ def may_have_peers(header: TraceHeader) -> bool:
     return None in sizes or world_size(header.rank) > 1
 
 
-def _digest(*parts: object) -> int:
-    text = "\x1f".join(map(str, parts)).encode("utf-8", "surrogatepass")
-    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little", signed=True)
-
-
-def _digest_of_ints(values: NDArray[np.int64]) -> int:
-    raw = np.ascontiguousarray(values, dtype=np.int64).tobytes()
-    return int.from_bytes(blake2b(raw, digest_size=8).digest(), "little", signed=True)
-
-
 @dataclass(slots=True)
 class RankRecord:
     """What one rank did, as far as other ranks must have done the same.
@@ -80,7 +78,8 @@ class RankRecord:
         lost: Whether events are missing.
         rows: Flat groups of (step, request digest, prefix, extend, event, digest of the tokens).
         matches: Flat groups of (request digest, hit length, digest of the slots, event).
-        stream: Flat groups of (event digest, kind and name digest, event).
+        stream: Flat groups of (event digest, kind and name digest, event, group, slots): groups
+            as ``group_of`` says, slots as their number.
         names: Request digest to name, for the requests of ``rows``.
         world: How many ranks the engine had.
         place: Its index on every axis, and ``sizes`` the axes' lengths, as the header has them.
@@ -88,6 +87,7 @@ class RankRecord:
         kept: Whether ``rows``, ``matches`` and ``stream`` are filled.
         starts_mid_run: Whether the server was running already when the trace began.
         raw_tokens: Whether tokens are as they were fed; salted ones have a key of the recording.
+        logical: What slots stand for while the rank is replayed; None where nothing is kept.
     """
 
     number: int
@@ -105,6 +105,7 @@ class RankRecord:
     kept: bool = True
     raw_tokens: bool = True
     starts_mid_run: bool = False
+    logical: LogicalSlots | None = None
 
     @classmethod
     def of(cls, header: TraceHeader, *, kept: bool) -> RankRecord:
@@ -120,7 +121,12 @@ class RankRecord:
             kept=kept,
             raw_tokens=header.tokens == "raw",
             starts_mid_run=header.starts_mid_run,
+            logical=LogicalSlots(header.pool.max_slot + 1) if kept else None,
         )
+
+    def done(self) -> None:
+        """The rank was replayed to its end."""
+        self.logical = None
 
     def forward(self, forward: Forward) -> None:
         """Keep lengths and fed tokens of the target's rows."""
@@ -130,34 +136,72 @@ class RankRecord:
         for b, req in enumerate(forward.reqs):
             if req is None:
                 continue
-            digest = _digest(req)
-            self.names[digest] = req
+            code = digest(req)
+            self.names[code] = req
             fed = forward.input_ids[int(ends[b] - forward.extend[b]) : int(ends[b])]
             self.rows.extend(
                 (
                     forward.step,
-                    digest,
+                    code,
                     int(forward.prefix[b]),
                     int(forward.extend[b]),
                     forward.event,
-                    _digest_of_ints(fed),
+                    digest_of_ints(fed),
                 )
             )
+        if self.logical is not None:
+            self.logical.written(forward)
 
     def event(self, segment: Segment, k: int, kind: str, row: int) -> None:
         """Keep an event that other ranks must have seen alike."""
         if kind not in COMPARED_KINDS:
             return
         table = segment.tables[kind]
-        slots = table.get_ints("slots" if kind != "copy" else "dst", row)
         name_field = _NAME_FIELDS.get(kind, "req")
         name = segment.text(kind, name_field, row) if name_field in table.columns else None
-        which = "" if slots is None else slots.tobytes().hex()
-        label = _digest(kind, name)
+        slots = self._slots(segment, kind, row, name)
+        label = digest(kind, name)
         self.kinds[label] = f"{kind} by {name}" if name is not None else kind
         index = int(segment.index[k])
-        self.stream.extend((_digest(kind, name, which), label, index))
-        if kind == "match" and name is not None and slots is not None:
-            digest = _digest(name)
-            self.names[digest] = name
-            self.matches.extend((digest, len(slots), _digest_of_ints(slots), index))
+        which = digest_of_ints(slots if kind in _IN_ORDER else np.sort(slots))
+        self.stream.extend(
+            (digest(kind, name, which), label, index, group_of(kind, name), len(slots))
+        )
+        if kind == "match" and name is not None:
+            req = digest(name)
+            self.names[req] = name
+            self.matches.extend((req, len(slots), which, index))
+
+    def _slots(self, segment: Segment, kind: str, row: int, name: str | None) -> NDArray[np.int64]:
+        """What the slots of an event stand for; of another pool's, and of new ones, their count."""
+        table = segment.tables[kind]
+        slots = table.get_ints("slots" if kind != "copy" else "dst", row)
+        if slots is None:
+            return np.empty(0, dtype=np.int64)
+        logical = self.logical
+        assert logical is not None
+        if kind == "alloc":
+            logical.alloc(name or "", slots)
+            return np.zeros_like(slots)
+        if kind != "copy":
+            return logical.named(name or "", slots)
+        pools = [
+            segment.text(kind, field, row) if field in table.columns else None
+            for field in ("src_pool", "dst_pool")
+        ]
+        if pools[1] not in (None, "full"):
+            return np.zeros_like(slots)
+        named = logical.named(name or "", slots)
+        source = segment.json(kind, "src", row)
+        if pools[0] in (None, "full") and isinstance(source, list):
+            logical.moved(np.array(source, dtype=np.int64), slots)
+        return named
+
+
+def group_of(kind: str, name: str | None) -> int:
+    """Events of one group must come in one order on all ranks; ``INDEX`` is the prefix index's."""
+    if kind in ("alloc", "free") and name != TREE_OWNER:
+        return digest("slots", name)
+    if kind == "copy" or kind.startswith("transfer"):
+        return digest("transfers", name)
+    return INDEX

@@ -102,7 +102,7 @@ def test_a_match_of_another_entry_is_told_with_both_events() -> None:
     assert finding.cause_event == 13
     told = " ".join(finding.evidence)
     assert "only rank" not in told
-    assert "named other slots on rank 1 (event 13) than on rank 0 (event 13)" in told
+    assert "named slots that stand for other content on rank 1 (event 13)" in told
     assert summary_line(finding).endswith(" rank=1")
 
 
