@@ -170,10 +170,15 @@ def _rows(a: RankRecord, b: RankRecord, rows_a: Rows, rows_b: Rows) -> _Differen
     else:
         subtype = "fed_tokens"
         told = (
-            f"step {step}, request {a.names[req]}: the {of_a[_EXTEND]} tokens fed behind position "
-            f"{of_a[_PREFIX]} are others on rank {b.number} than on rank {a.number}"
+            f"step {step}, request {a.names[req]}: what was fed from position {of_a[_PREFIX]} on "
+            f"({_tokens(of_a[_EXTEND])}) is something else on rank {b.number} than on rank "
+            f"{a.number}"
         )
     return _Difference(step, req, subtype, of_a[_EVENT], of_b[_EVENT], told)
+
+
+def _tokens(count: int) -> str:
+    return "1 token" if count == 1 else f"{count} tokens"
 
 
 def _hits(a: RankRecord, b: RankRecord, rows_a: Rows, rows_b: Rows) -> _Difference | None:

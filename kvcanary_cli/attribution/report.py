@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from kvcanary_cli.attribution.rank_compare import diverging_pairs
-from kvcanary_cli.attribution.result import POSSIBLE
+from kvcanary_cli.attribution.rank_folds import RankFolds
 from kvcanary_cli.attribution.ring_parts import part_notes
 from kvcanary_cli.attribution.runs import Candidate, find_runs
 from kvcanary_cli.replay.result import Verdict
@@ -44,7 +44,8 @@ class Report:
 
     Attributes:
         traces: One diagnosis per trace that was replayed, in the order given.
-        divergences: Findings that only several ranks together show.
+        divergences: Findings that only several ranks together show; what one rank's own finding
+            tells already stands there only.
         divergent: For each of them the two numbers of ``traces`` that differ.
         failed: Inputs that were not checked, in the order given.
         notes: Sentences about the call as a whole.
@@ -77,14 +78,15 @@ class Report:
             for d, folder in zip(traces, folders, strict=True)
         ]
         runs = find_runs(candidates)
-        pairs = []
+        pairs, folds = [], RankFolds()
         for run in runs.runs:
             for (a, b), finding in diverging_pairs([traces[k].rank for k in run]):
                 finding.rank = finding.cause_rank
                 if finding.rank is None:
                     finding.rank = traces[run[b]].rank.number
-                _tell_own_faults(finding, (traces[run[a]], traces[run[b]]))
-                pairs.append(((run[a], run[b]), finding))
+                if not folds.take(finding, (traces[run[a]], traces[run[b]])):
+                    pairs.append(((run[a], run[b]), finding))
+        folds.tell()
         traces = _seeing_ranks(traces, runs.runs)
         report = cls(
             traces=tuple(traces),
@@ -126,26 +128,6 @@ class Report:
         if verdicts == {Verdict.CLEAN} and not self.failed:
             return Verdict.CLEAN
         return Verdict.NOT_CHECKED
-
-
-def _tell_own_faults(divergence: Finding, ranks: Sequence[Diagnosis]) -> None:
-    """Say it where a rank had a fault of its own by then: the other one is not to agree with it."""
-    until = divergence.first_bad_step
-    for diagnosis in ranks:
-        faults = [f for f in diagnosis.findings if f.first_bad_step is not None]
-        first = min(faults, key=_first_bad_step, default=None)
-        if first is None or until is None or _first_bad_step(first) > until:
-            continue
-        divergence.ruled_out = []
-        divergence.confidence = POSSIBLE
-        divergence.evidence.append(
-            f"rank {diagnosis.rank.number} has a finding of its own by then: {first.cls} "
-            f"({first.subtype}) at step {first.first_bad_step}; the ranks may differ for that"
-        )
-
-
-def _first_bad_step(finding: Finding) -> int:
-    return finding.first_bad_step or 0
 
 
 def _seeing_ranks(

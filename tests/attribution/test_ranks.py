@@ -182,17 +182,53 @@ def test_lost_events_leave_a_difference_possible() -> None:
     assert "may lie in a gap" in _told(finding)
 
 
-def test_a_rank_with_a_fault_of_its_own_is_named_for_it() -> None:
-    """Its other one is not to agree with it, and neither is called consistent."""
-    events = _run()
+def _wrong_token(events: list[Event]) -> None:
     events[-1]["input_ids"] = [99]
-    traces = [diagnose(rank_head(0), _run()), diagnose(rank_head(1), events)]
+
+
+def _short_prefix(events: list[Event]) -> None:
+    """D goes on a position too early, with the token of the next one: lengths differ, too."""
+    events[-2]["slots"] = [1, 6]
+    events[-1] |= {"seq_lens": [2], "extend_prefix_lens": [1], "positions": [1]}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("faulty", [0, 1])
+@pytest.mark.parametrize("change", [_wrong_token, _short_prefix])
+def test_a_fault_of_one_rank_is_told_once(
+    change: Callable[[list[Event]], None], faulty: int, ranks: int
+) -> None:
+    """The ranks that did not do so are its witnesses, and no finding of their own."""
+    traces = []
+    for rank in range(ranks):
+        events = _run()
+        if rank == faulty:
+            change(events)
+        head = rank_head(rank)
+        head["rank"] = head["rank"] | {"tp_size": ranks}
+        traces.append(diagnose(head, events))
     report = Report.of(traces)
-    assert [f.cls for f in traces[1].findings] == ["wrong_token_fed"]
+    assert report.divergences == ()
+    (finding,) = report.findings
+    assert (finding.cls, finding.rank, finding.id) == ("wrong_token_fed", faulty, "F1")
+    witnesses = ", ".join(str(k) for k in range(ranks) if k != faulty)
+    if faulty == 0 or ranks == 2:
+        assert f" {witnesses} did otherwise: step 3, request D" in _told(finding)
+    assert report.verdict == "corrupt"
+
+
+def test_what_both_ranks_did_wrong_is_not_what_they_differ_by() -> None:
+    """Both fed B a wrong token; that rank 1 hit less for D is another fault."""
+    both = [_run(), _run()]
+    for events in both:
+        next(e for e in events if e.get("reqs") == ["B"])["input_ids"] = [11, 99]
+    _other_prefix(both[1])
+    report = Report.of([diagnose(rank_head(k), events) for k, events in enumerate(both)])
     (finding,) = report.divergences
-    assert (finding.subtype, finding.confidence) == ("fed_tokens", "possible")
+    assert (finding.subtype, finding.victim, finding.confidence) == ("prefix_len", "D", "possible")
     assert "rank 1 has a finding of its own by then: wrong_token_fed" in _told(finding)
     assert not any("consistent in itself" in r.because for r in finding.ruled_out)
+    assert len(report.findings) == 3
 
 
 def test_slots_alone_may_differ() -> None:
