@@ -12,6 +12,8 @@ from kvcanary_cli.attribution.ledger import NEVER
 from kvcanary_cli.attribution.result import Culprit, RuledOut
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from kvcanary_cli.attribution.follow import Follower
@@ -74,6 +76,13 @@ class Sidecars:
             count = len(self._follower.lane(*lane).req)
             stored[name] = np.zeros(count, dtype=np.int64), np.full(count, NEVER, dtype=np.int64)
         return stored[name]
+
+    def known(self) -> Iterator[tuple[str, str, Ints, Ints]]:
+        """What is known to stand beside slots: name, pool, fingerprints by slot, those slots."""
+        pool_of = {lane: pool for pool, lane in POOL_LANE.items()}
+        for lane, stored in self._stored.items():
+            for name, (values, events) in stored.items():
+                yield name, pool_of[lane], values, np.flatnonzero(events != NEVER)
 
     def _report(
         self,

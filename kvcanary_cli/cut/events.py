@@ -188,8 +188,8 @@ def _ends(replay: StateReplay, selection: Selection | None) -> Iterator[Event]:
 
 
 def _sidecars(replay: StateReplay) -> Iterator[Event]:
-    for (name, pool), (values, known) in replay.sidecars.items():
-        for slots in parts(np.flatnonzero(known), 2):
+    for name, pool, values, known in replay.past.sidecars.known():
+        for slots in parts(known, 2):
             event: Event = {
                 "kind": "sidecar_hash",
                 "phase": "after",
@@ -198,4 +198,4 @@ def _sidecars(replay: StateReplay) -> Iterator[Event]:
                 "hash": values[slots],
                 "name": name,
             }
-            yield event | ({} if pool is None else {"pool": pool})
+            yield event | ({} if pool == "full" else {"pool": pool})

@@ -10,6 +10,7 @@ from kvcanary_cli.abi.constants import PoolKind
 from kvcanary_cli.attribution.follow import Follower
 from kvcanary_cli.attribution.follow_cut import NAMESPACE_PREFIX
 from kvcanary_cli.attribution.ledger import BY_FORWARD, BY_VERIFY, NEVER
+from kvcanary_cli.attribution.sidecars import Sidecars
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,10 +31,12 @@ class Past:
 
     Attributes:
         follower: The ledger.
+        sidecars: What stands beside the slots, as far as nothing rewrote them since.
     """
 
     def __init__(self, header: TraceHeader) -> None:
         self.follower = Follower(header)
+        self.sidecars = Sidecars(self.follower)
         self.replay: Replay | None = None
         self._codes: NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._foreign: Ints = np.empty(0, dtype=np.int64)
@@ -46,6 +49,10 @@ class Past:
         return
 
     def event(self, segment: Segment, k: int, kind: str, row: int) -> None:
+        if kind == "sidecar_hash":
+            self.sidecars.event(segment, k, row, _tell_nobody)
+        elif kind == "copy":
+            self.sidecars.copied(segment, row)
         self.follower.event(segment, k, kind, row)
 
     def begun(self, forward: Forward, reads: Reads, written: list[Ints]) -> None:
@@ -56,6 +63,7 @@ class Past:
     def finished(self, forward: Forward, found: list[ViolationChunk]) -> None:
         lut = None if self.replay is None else self.replay.pool.lut
         self.follower.written(forward, self._lanes, self._codes, self._foreign, lut)
+        self.sidecars.written(forward, self._lanes)
 
     def swept(self, step: int, event: int, found: list[ViolationChunk]) -> None:
         pass
@@ -129,3 +137,7 @@ class Past:
         state = self.follower.rules.state
         reasons = state.free_reason[slots].tolist()
         return state.free_event[slots], [state.reasons[code] for code in reasons]
+
+
+def _tell_nobody(*_args: object, **_lane: object) -> None:
+    """What changed before a cut is no finding of the cut."""

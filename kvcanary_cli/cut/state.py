@@ -80,7 +80,6 @@ class StateReplay(Replay):
         entries: Visible prefix entry to the request and namespace that it was published with.
         released: Request to the row that it gave back.
         ends: Request to the kind of event that ended it.
-        sidecars: (name, pool) to the last fingerprint of each slot and which are known.
     """
 
     def __init__(self, header: TraceHeader, first: int) -> None:
@@ -101,7 +100,6 @@ class StateReplay(Replay):
         self.entries: dict[str, dict[str, str]] = {}
         self.released: dict[str, int] = {}
         self.ends: dict[str, str] = {}
-        self.sidecars: dict[tuple[str, str | None], tuple[Ints, NDArray[np.bool_]]] = {}
         also: dict[str, Handler] = {
             "alloc": self._note_alloc,
             "free": self._note_free,
@@ -117,7 +115,6 @@ class StateReplay(Replay):
             "row_release": self._note_release,
             "finish": self._note_end,
             "abort": self._note_end,
-            "sidecar_hash": self._note_sidecar,
         }
         for kind, handler in also.items():
             self._handlers[kind] = _in_turn(self._handlers.get(kind), handler)
@@ -188,25 +185,6 @@ class StateReplay(Replay):
     def _note_end(self, segment: Segment, k: int, row: int) -> None:
         kind = segment.kind_of(k)
         self.ends[segment.text(kind, "req", row) or ""] = kind
-
-    # Side data.
-
-    def _note_sidecar(self, segment: Segment, k: int, row: int) -> None:
-        table = segment.tables["sidecar_hash"]
-        slots, hashes = _slots(segment, "sidecar_hash", row), table.get_ints("hash", row)
-        assert hashes is not None
-        pool = segment.text("sidecar_hash", "pool", row)
-        key = (segment.text("sidecar_hash", "name", row) or "", pool)
-        count = int(slots.max(initial=-1)) + 1
-        values, known = self.sidecars.get(key) or (
-            np.zeros(0, dtype=np.int64),
-            np.zeros(0, dtype=np.bool_),
-        )
-        if count > len(values):
-            more = max(count, 2 * len(values)) - len(values)
-            values, known = np.pad(values, (0, more)), np.pad(known, (0, more))
-        values[slots], known[slots] = hashes, True
-        self.sidecars[key] = values, known
 
     def readers_of_rows(self) -> dict[str, int]:
         """Requests whose publishes still find their positions through a table row.
