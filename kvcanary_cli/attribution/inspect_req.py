@@ -195,7 +195,8 @@ class RequestLife(Question):
             ("slots", sorted(self._slots)),
             ("history", self._history),
         ]
-        return Answer(f"request {self.req}", facts, _COLUMNS, self.rows, self.left_out)
+        title = "the prefix cache (tree)" if self.req == TREE_OWNER else f"request {self.req}"
+        return Answer(title, facts, _COLUMNS, self.rows, self.left_out)
 
 
 class RowLife(Question):

@@ -11,7 +11,7 @@ from kvcanary_cli.report.finding_coverage import confidence_line, coverage_line
 from kvcanary_cli.report.finding_life import freed, reallocated, timeline
 from kvcanary_cli.report.finding_slots import LEGEND, slot_map
 from kvcanary_cli.report.finding_summary import MAX_RANGES
-from kvcanary_cli.report.words import ranges, safe
+from kvcanary_cli.report.words import party, ranges, safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,8 +29,7 @@ _MIN_WIDTH = 40
 
 def headline(finding: Finding) -> str:
     """``==kvcanary== ERROR: use-after-free (freed_by_dedup) step 3, request B, ...``."""
-    victim = "the prefix cache" if finding.victim is None else f"request {finding.victim}"
-    parts = [victim]
+    parts = [party(finding.victim)]
     if finding.first_bad_step is not None:
         parts.insert(0, f"step {finding.first_bad_step}")
     if finding.positions:
@@ -120,7 +119,7 @@ def _cause(finding: Finding) -> str:
 
 def _culprit(finding: Finding) -> str:
     culprit = finding.culprit
-    who = "nobody that the trace names" if culprit.req is None else f"request {culprit.req}"
+    who = "nobody that the trace names" if culprit.req is None else party(culprit.req)
     words = [
         f"{name} {value}"
         for name, value in (("step", culprit.step), ("event", culprit.event))

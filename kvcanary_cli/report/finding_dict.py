@@ -52,6 +52,7 @@ def finding_dict(finding: Finding) -> dict[str, Any]:
         "remedy": finding.remedy,
         "blast_radius": list(finding.blast_radius),
         "violations": finding.violations,
+        "lost_within": finding.lost_within,
     }
     out["summary"] = summary_line(finding)
     if finding.facts is not None:

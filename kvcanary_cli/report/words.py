@@ -1,9 +1,11 @@
-"""Small words that several renderers share: safe names, ranges, hashes, plurals."""
+"""Small words that several renderers share: names, ranges, hashes, plurals."""
 
 from __future__ import annotations
 
 import unicodedata
 from typing import TYPE_CHECKING
+
+from kvcanary_cli.trace.schema import TREE_OWNER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,6 +23,11 @@ def safe(text: str) -> str:
         else char
         for char in text
     )
+
+
+def party(name: str | None) -> str:
+    """An owner as people say it; None is the prefix cache, which the trace names ``tree``."""
+    return f"the prefix cache ({TREE_OWNER})" if name in (None, TREE_OWNER) else f"request {name}"
 
 
 def hex64(value: int) -> str:

@@ -69,18 +69,23 @@ def decode(req: str, token: int, slot: int, row: int, position: int, step: int) 
         {"kind": "history", "req": req, "start": position, "ids": [token]},
         {"kind": "alloc", "owner": req, "slots": [slot]},
         {"kind": "map", "row": row, "start": position, "slots": [slot]},
-        {
-            "kind": "forward",
-            "step": step,
-            "forward_mode": "DECODE",
-            "reqs": [req],
-            "req_pool_indices": [row],
-            "seq_lens": [position + 1],
-            "input_ids": [token],
-            "positions": [position],
-            "out_cache_loc": [slot],
-        },
+        decode_step(step, req, row, token, position, slot),
     ]
+
+
+def decode_step(step: int, req: str, row: int, token: int, position: int, slot: int) -> Event:
+    """The forward of one decode."""
+    return {
+        "kind": "forward",
+        "step": step,
+        "forward_mode": "DECODE",
+        "reqs": [req],
+        "req_pool_indices": [row],
+        "seq_lens": [position + 1],
+        "input_ids": [token],
+        "positions": [position],
+        "out_cache_loc": [slot],
+    }
 
 
 def numbered(events: Iterable[Event]) -> list[Event]:

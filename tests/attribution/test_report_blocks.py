@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from kvcanary_cli.attribution.facts import MAX_ENTRIES, MAX_LIFE, MAX_OWNERS, MAX_SLOTS
 from kvcanary_cli.cli.main import main
+from kvcanary_cli.report.finding_block import block_lines, headline
+from kvcanary_cli.report.finding_dict import finding_dict
 from tests.attribution.blocks import DATA, ROOT, blocks_of, diagnosed
 
 if TYPE_CHECKING:
@@ -45,6 +48,28 @@ def test_every_block_answers_the_same_questions(path: str, capsys, monkeypatch) 
     assert len(labels & {"READ", "WRITE", "CHECK"}) == 1
     assert "TIMELINE" in text
     assert "COVERAGE" in text
+
+
+@pytest.mark.parametrize("role", ["victim", "culprit"])
+def test_the_prefix_cache_is_no_request(role: str) -> None:
+    """In words; programs get the name that the trace has."""
+    diagnosis = diagnosed(S01)
+    (finding,) = diagnosis.findings
+    if role == "culprit":
+        finding.culprit = replace(finding.culprit, req="tree")
+    else:
+        finding.victim = "tree"
+    told = [headline(finding), *(line for _label, line in block_lines(finding, diagnosis, 1))]
+    assert not any("request tree" in line for line in told)
+    assert sum("the prefix cache (tree)" in line for line in told) == 1
+    assert finding_dict(finding)[role]["req"] == "tree"
+
+
+def test_programs_learn_how_many_lost_events_a_finding_rests_on() -> None:
+    (finding,) = diagnosed(S01).findings
+    assert finding_dict(finding)["lost_within"] == 0
+    finding.lost_within = 7
+    assert finding_dict(finding)["lost_within"] == 7
 
 
 def test_facts_are_those_of_the_scene() -> None:

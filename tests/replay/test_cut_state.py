@@ -14,6 +14,7 @@ from kvcanary_cli.cut.make import cut_trace
 from kvcanary_cli.errors import InputError, NothingCheckedError, UsageError
 from kvcanary_cli.trace import segment as segments
 from kvcanary_cli.trace.reader import open_trace
+from tests.attribution.events import decode_step, extend
 from tests.replay.cut_helpers import (
     assert_same_verdict,
     cut_to,
@@ -30,36 +31,6 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 
 
-def _extend(step: int, req: str, row: int, tokens: list[int], slots: list[int]) -> Event:
-    return {
-        "kind": "forward",
-        "step": step,
-        "forward_mode": "EXTEND",
-        "reqs": [req],
-        "req_pool_indices": [row],
-        "seq_lens": [len(tokens)],
-        "input_ids": tokens,
-        "positions": list(range(len(tokens))),
-        "out_cache_loc": slots,
-        "extend_prefix_lens": [0],
-        "extend_seq_lens": [len(tokens)],
-    }
-
-
-def _decode(step: int, req: str, row: int, token: int, position: int, slot: int) -> Event:
-    return {
-        "kind": "forward",
-        "step": step,
-        "forward_mode": "DECODE",
-        "reqs": [req],
-        "req_pool_indices": [row],
-        "seq_lens": [position + 1],
-        "input_ids": [token],
-        "positions": [position],
-        "out_cache_loc": [slot],
-    }
-
-
 def _start(req: str = "A", row: int = 1, first: int = 1) -> list[Event]:
     """``req`` prefills tokens 11 to 13 in three slots, and has a fourth."""
     slots = [first, first + 1, first + 2, first + 3]
@@ -67,7 +38,7 @@ def _start(req: str = "A", row: int = 1, first: int = 1) -> list[Event]:
         {"kind": "history", "req": req, "start": 0, "ids": [11, 12, 13, 14, 15]},
         {"kind": "alloc", "owner": req, "slots": slots},
         {"kind": "map", "row": row, "start": 0, "slots": slots},
-        _extend(first, req, row, [11, 12, 13], slots[:3]),
+        extend(first, req, row, 0, [11, 12, 13], slots[:3]),
     ]
 
 
@@ -97,9 +68,9 @@ def test_content_of_the_host_tier(host_slots: list[int], tmp_path: Path) -> None
             {"kind": "copy", "src": [1, 2, 3], "dst": host_slots, "dst_pool": "host"},
             {"kind": "map", "row": 2, "start": 0, "slots": [20, 21, 22, 23]},
             {"kind": "history", "req": "B", "start": 0, "ids": [11, 12, 13, 14]},
-            _decode(5, "A", 1, 14, 3, 4),
+            decode_step(5, "A", 1, 14, 3, 4),
             {"kind": "copy", "src": [100, 101, 102], "dst": [20, 21, 22], "src_pool": "host"},
-            _decode(6, "B", 2, 14, 3, 23),
+            decode_step(6, "B", 2, 14, 3, 23),
         ],
     )
     assert bool(found(whole)) == (host_slots != [100, 101, 102])
@@ -115,9 +86,9 @@ def test_bytes_that_changed_in_the_host_tier(tmp_path: Path) -> None:
             {"kind": "copy", "src": [1, 2, 3], "dst": [100, 101, 102], "dst_pool": "host"},
             _print("before", 5, [101], [99], pool="host"),
             {"kind": "map", "row": 2, "start": 0, "slots": [20, 21, 22, 23]},
-            _decode(5, "A", 1, 14, 3, 4),
+            decode_step(5, "A", 1, 14, 3, 4),
             {"kind": "copy", "src": [100, 101, 102], "dst": [20, 21, 22], "src_pool": "host"},
-            _decode(6, "B", 2, 14, 3, 23),
+            decode_step(6, "B", 2, 14, 3, 23),
         ],
         records=WITH_PRINTS,
     )
@@ -134,7 +105,7 @@ def test_bytes_that_changed_before_the_cut_and_are_read_in_it(tmp_path: Path) ->
             _print("after", 1, [1, 2, 3], [70, 71, 72]),
             *_start("B", 2, 5),
             _print("before", 5, [2], [99]),
-            _decode(6, "A", 1, 14, 3, 4),
+            decode_step(6, "A", 1, 14, 3, 4),
         ],
         records=WITH_PRINTS,
     )
@@ -180,17 +151,17 @@ def test_an_entry_that_begins_within_a_prefix(evicted: list[int], tmp_path: Path
 
 
 def test_a_worker_that_lags_behind_is_in_the_cut(tmp_path: Path) -> None:
-    late = _decode(5, "A", 1, 99, 3, 4) | {"worker": "draft"}
+    late = decode_step(5, "A", 1, 99, 3, 4) | {"worker": "draft"}
     whole = _whole(
         tmp_path,
         [
             *_start(),
-            _extend(1, "A", 1, [12, 13, 14], [1, 2, 3]) | {"worker": "draft"},
-            _decode(5, "A", 1, 14, 3, 4),
-            _decode(6, "A", 1, 15, 4, 5),
+            extend(1, "A", 1, 0, [12, 13, 14], [1, 2, 3]) | {"worker": "draft"},
+            decode_step(5, "A", 1, 14, 3, 4),
+            decode_step(6, "A", 1, 15, 4, 5),
             late,
-            _decode(7, "A", 1, 15, 4, 6),
-            _decode(7, "A", 1, 15, 4, 6) | {"worker": "draft"},
+            decode_step(7, "A", 1, 15, 4, 6),
+            decode_step(7, "A", 1, 15, 4, 6) | {"worker": "draft"},
         ],
     )
     target, _ = cut_to(whole, tmp_path, (5, 5))
@@ -200,16 +171,16 @@ def test_a_worker_that_lags_behind_is_in_the_cut(tmp_path: Path) -> None:
 
 
 def test_nobody_waits_for_a_worker_of_which_nothing_is_checked(tmp_path: Path) -> None:
-    prebuilt = _decode(5, "A", 1, 14, 3, 4) | {"draft_step": 1, "forward_mode": "PREBUILT"}
+    prebuilt = decode_step(5, "A", 1, 14, 3, 4) | {"draft_step": 1, "forward_mode": "PREBUILT"}
     whole = _whole(
         tmp_path,
         [
             *_start(),
-            _decode(5, "A", 1, 14, 3, 4),
+            decode_step(5, "A", 1, 14, 3, 4),
             prebuilt,
-            _decode(6, "A", 1, 15, 4, 5),
+            decode_step(6, "A", 1, 15, 4, 5),
             # A replay of step 5 has stopped by now.
-            _decode(5, "A", 1, 99, 4, 5) | {"draft_step": 0},
+            decode_step(5, "A", 1, 99, 4, 5) | {"draft_step": 0},
         ],
     )
     target, _ = cut_to(whole, tmp_path, (5, 5))
@@ -232,7 +203,7 @@ def test_ownership_comes_with_the_state_in_an_order_that_tells(tmp_path: Path) -
             {"kind": "transfer_end", "id": "done"},
             {"kind": "future_put", "ring": 0, "req": "A", "token": 1},
             {"kind": "future_put", "ring": 0, "req": "A", "token": 2},
-            _decode(2, "A", 1, 14, 3, 4),
+            decode_step(2, "A", 1, 14, 3, 4),
         ],
     )
     target, cut = cut_to(whole, tmp_path, (2, 2))
@@ -254,7 +225,7 @@ def test_ownership_comes_with_the_state_in_an_order_that_tells(tmp_path: Path) -
 
 
 def test_header_and_numbers(tmp_path: Path) -> None:
-    whole = _whole(tmp_path, [*_start(), _decode(2, "A", 1, 14, 3, 4)], x_kept=[1])
+    whole = _whole(tmp_path, [*_start(), decode_step(2, "A", 1, 14, 3, 4)], x_kept=[1])
     target, cut = cut_to(whole, tmp_path, (2, None))
     raw = open_trace(target).header.raw
     digest = open_trace(whole).sha256()
@@ -269,7 +240,7 @@ def test_header_and_numbers(tmp_path: Path) -> None:
 
 
 def test_cut_from_the_beginning_holds_no_state(tmp_path: Path) -> None:
-    whole = _whole(tmp_path, [*_start(), _decode(2, "A", 1, 14, 3, 4)])
+    whole = _whole(tmp_path, [*_start(), decode_step(2, "A", 1, 14, 3, 4)])
     target, cut = cut_to(whole, tmp_path, (None, 1))
     assert cut.state_events == 0
     assert events_of(target) == events_of(whole)[:-1]
@@ -282,7 +253,7 @@ def test_lists_are_split_and_mean_the_same(tmp_path: Path, monkeypatch: pytest.M
         *_start(),
         {"kind": "map", "row": 1, "start": 0, "slots": [2, 1, 3, 4, 5, 6, 7, 8, 9]},
         {"kind": "alloc", "owner": "A", "slots": [5, 6, 7, 8, 9]},
-        _decode(2, "A", 1, 14, 3, 4),
+        decode_step(2, "A", 1, 14, 3, 4),
     ]
     whole = _whole(tmp_path, events)
     assert found(whole)
@@ -295,7 +266,7 @@ def test_lists_are_split_and_mean_the_same(tmp_path: Path, monkeypatch: pytest.M
 
 def test_only_a_few_segments_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "MAX_SEGMENT_EVENTS", 10)
-    steps = [_decode(step, "A", 1, 14, 3, 4) for step in range(2, 400)]
+    steps = [decode_step(step, "A", 1, 14, 3, 4) for step in range(2, 400)]
     whole = _whole(tmp_path, [*_start(), *steps])
     gc.collect()
     held = []
@@ -370,7 +341,7 @@ def test_malformed_cut_header_is_refused(cut: Any, tmp_path: Path) -> None:
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    whole = _whole(tmp_path, [*_start(), _decode(2, "A", 1, 14, 3, 4)])
+    whole = _whole(tmp_path, [*_start(), decode_step(2, "A", 1, 14, 3, 4)])
     target = tmp_path / "cut.jsonl"
     arguments = ["trace", "cut", str(whole), "-o", str(target), "--steps", "2"]
     assert main(arguments) == 0
@@ -388,7 +359,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_command_to_stdout(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    whole = _whole(tmp_path, [*_start(), _decode(2, "A", 1, 14, 3, 4)])
+    whole = _whole(tmp_path, [*_start(), decode_step(2, "A", 1, 14, 3, 4)])
     assert main(["trace", "cut", str(whole), "-o", "-", "--steps", "2:"]) == 0
     out = capsysbinary.readouterr().out
     (tmp_path / "piped.jsonl").write_bytes(out)
