@@ -58,6 +58,11 @@ def scrub(args: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def scrub_text(text: str) -> str:
+    """``text`` without the secrets in it."""
+    return _text(text)
+
+
 def _tells_of_secret(name: str) -> bool:
     return (
         _SECRET_NAME.search(_CAMEL.sub("_", name).replace("-", "_").replace(".", "_")) is not None

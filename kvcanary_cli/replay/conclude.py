@@ -79,6 +79,7 @@ def conclude(replay: Replay, reader: TraceReader, former: Sequence[Stretch] = ()
         ended_at_event=None if notes.ended is None else notes.ended.event,
         stopped_at_step=replay.stopped_at_step,
         notes=(*notes.messages(), *_gap_notes(former), *_own_notes(replay)),
+        not_recorded=replay.header.not_recorded,
     )
     return ReplayResult(
         trace=TraceSummary(

@@ -30,7 +30,7 @@ CLASS_NEEDS: dict[str, tuple[frozenset[str], ...]] = {
 
 
 def blind_to(header: TraceHeader, *, ranks: int, check_kv: bool) -> tuple[str, ...]:
-    """Root-cause classes that this trace cannot show.
+    """Root-cause classes that this trace cannot show, by its families or its own word.
 
     Args:
         header: Its header.
@@ -40,7 +40,11 @@ def blind_to(header: TraceHeader, *, ranks: int, check_kv: bool) -> tuple[str, .
     records = header.records
     if not check_kv:
         records = records - {"kv_hash"}
-    blind = [name for name, ways in CLASS_NEEDS.items() if not any(way <= records for way in ways)]
+    blind = [
+        name
+        for name, ways in CLASS_NEEDS.items()
+        if name in header.blind_to or not any(way <= records for way in ways)
+    ]
     if not header.pool.swa_slots and "bad_translation" in blind:
         blind.remove("bad_translation")
     if ranks < 2:

@@ -76,7 +76,8 @@ class Coverage:
 
     Attributes:
         records: Families that the trace says it recorded.
-        blind_to: Root-cause classes that the missing families hide.
+        blind_to: Root-cause classes that the missing families hide, or the recorder says so.
+        not_recorded: What of the engine's KV the families leave out, in the recorder's words.
         steps: Steps that were checked.
         forwards: Forwards that were checked.
         entries_verified: Prefix entries checked, once per lane.
@@ -111,6 +112,7 @@ class Coverage:
     ended_at_event: int | None = None
     stopped_at_step: int | None = None
     notes: tuple[str, ...] = ()
+    not_recorded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -213,6 +213,7 @@ def coverage_dict(coverage: Coverage, result: ReplayResult) -> dict[str, Any]:
     return {
         "records": list(coverage.records),
         "blind_to": list(coverage.blind_to),
+        "not_recorded": list(coverage.not_recorded),
         "steps": coverage.steps,
         "forwards": coverage.forwards,
         "entries_verified": coverage.entries_verified,
@@ -267,7 +268,8 @@ def _merged(report: Report) -> dict[str, Any]:
     out: dict[str, Any] = {name: sum(c[name] for c in each) for name in _SUMMED}
     recorded = [set(c["records"]) for c in each] or [set()]
     out["records"] = sorted(set.intersection(*recorded))
-    out["blind_to"] = sorted({name for c in each for name in c["blind_to"]})
+    for name in ("blind_to", "not_recorded"):
+        out[name] = sorted({what for c in each for what in c[name]})
     reasons: dict[str, int] = {}
     for cell in each:
         for reason, number in cell["skip_reasons"].items():

@@ -119,6 +119,9 @@ def summary_line(report: Report) -> Text:
         facts.insert(2, f"first at step {first}")
     if ownership:
         facts.insert(-2, count(ownership, "broken ownership rule"))
+    left_out = {what for result in results for what in result.coverage.not_recorded}
+    if left_out:
+        facts.append(f"{count(len(left_out), 'part')} of the engine's KV not recorded")
     if report.is_several:
         facts.append(count(len(results), "trace"))
     if report.failed:

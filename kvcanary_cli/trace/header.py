@@ -77,6 +77,7 @@ class TraceHeader:
             content whose writing the trace does not show.
         seal_interval_s: How often the recorder puts its events on disk, or None.
         not_recorded: What of the engine's KV the recorded families leave out, in words.
+        blind_to: Root-cause classes that cannot show for that, whatever families there are.
     """
 
     raw: Mapping[str, Any]
@@ -93,6 +94,7 @@ class TraceHeader:
     starts_mid_run: bool
     seal_interval_s: float | None = None
     not_recorded: tuple[str, ...] = ()
+    blind_to: frozenset[str] = frozenset()
 
 
 class _Reader:
@@ -211,6 +213,7 @@ def parse_header(obj: Any, where: str) -> TraceHeader:
         starts_mid_run=read.boolean("starts_mid_run"),
         seal_interval_s=read.seconds("seal_interval_s"),
         not_recorded=tuple(read.strings("not_recorded", [])),
+        blind_to=frozenset(read.strings("blind_to", [])),
     )
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvcanary_cli.attribution.report import Report
 from kvcanary_cli.record.sglang.families import not_recorded as left_out_by_sglang
 from kvcanary_cli.record.vllm.header import not_recorded as left_out_by_vllm
+from kvcanary_cli.report.replay_json import json_parts
+from kvcanary_cli.report.replay_text import summary_line
 from kvcanary_cli.report.trace_text import info_lines
 from kvcanary_cli.trace.info import collect_info
 from kvcanary_cli.trace.reader import open_trace
@@ -45,12 +49,25 @@ def _vllm(groups: int = 1, group: int | None = 0, why: str = "", **config: Any) 
 
 def test_a_replay_and_trace_info_repeat_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(HEADER, "not_recorded", [LEFT_OUT])
+    monkeypatch.setitem(HEADER, "blind_to", ["position_misalign", "no such class"])
     toy = Toy(tmp_path)
     for _ in range(3):
         toy.step()
     toy.session.close()
     (trace,) = parts(tmp_path)
-    assert f"not recorded: {LEFT_OUT}" in replay(trace).replay.coverage.notes
+    diagnosis = replay(trace)
+    coverage = diagnosis.replay.coverage
+    assert diagnosis.verdict == "clean"
+    assert f"not recorded: {LEFT_OUT}" in coverage.notes
+    # Both although the families that the class needs are there.
+    assert {"map", "forward"} <= set(coverage.records)
+    assert "position_misalign" in coverage.blind_to
+    assert "no such class" not in coverage.blind_to
+    report = Report.of([diagnosis])
+    assert "CLEAN" in (said := summary_line(report).plain)
+    assert said.endswith(", 1 part of the engine's KV not recorded")
+    told = json.loads("".join(json_parts(report)))["coverage"]
+    assert told["not_recorded"] == [LEFT_OUT]
     lines = [" ".join(line.split()) for line in info_lines(collect_info(open_trace(trace)))]
     assert f"leaves out {LEFT_OUT}" in lines
 
@@ -67,9 +84,22 @@ def test_vllm_groups_drafts_workers_and_graphs() -> None:
     assert _vllm(speculative_config=SimpleNamespace(method="ngram")) == []
     (derived,) = _vllm(why="MultiprocExecutor runs the model in other processes")
     assert "MultiprocExecutor" in derived
+    connector = SimpleNamespace(kv_connector="ExampleConnector")
+    assert _vllm(kv_transfer_config=connector) == [
+        "what the connector (ExampleConnector) stores elsewhere"
+    ]
     graphs = SimpleNamespace(cudagraph_mode=SimpleNamespace(name="FULL"))
     assert _vllm(compilation_config=graphs) == []
     assert len(_vllm(compilation_config=graphs, is_on_device=True)) == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "count"), [("fp8_e4m3", 1), ("nvfp4", 1), ("int8", 1), ("auto", 0), ("bfloat16", 0)]
+)
+def test_scales_of_a_quantized_cache(dtype: str, count: int) -> None:
+    mine = _vllm(cache_config=SimpleNamespace(cache_dtype=dtype))
+    assert len(mine) == count
+    assert left_out_by_sglang({"kv_cache_dtype": dtype}, has_graphs=False) == mine
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
+from kvcanary_cli.record.left_out import scales_of
 from kvcanary_cli.record.sglang import KNOWN_VERSIONS
 
 if TYPE_CHECKING:
@@ -118,4 +119,5 @@ def not_recorded(arguments: dict[str, Any], *, has_graphs: bool) -> list[str]:
         left_out.append(f"what the storage backend ({storage}) brings into the host's memory")
     if arguments.get("enable_hisparse"):
         left_out.append("sparse KV on the host")
+    left_out += scales_of(arguments.get("kv_cache_dtype"))
     return left_out

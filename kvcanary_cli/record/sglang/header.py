@@ -8,7 +8,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
-from kvcanary_cli.record.secrets import scrub
+from kvcanary_cli.record.secrets import scrub, scrub_text
 from kvcanary_cli.record.sglang.families import families, not_recorded
 
 if TYPE_CHECKING:
@@ -54,7 +54,9 @@ def header_of(
             is_overlapped=is_overlapped,
             has_graphs=has_graphs,
         ),
-        "not_recorded": not_recorded(arguments, has_graphs=has_graphs),
+        "not_recorded": [
+            scrub_text(what) for what in not_recorded(arguments, has_graphs=has_graphs)
+        ],
         "serving_args": scrub(arguments),
     }
 

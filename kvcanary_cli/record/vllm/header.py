@@ -7,7 +7,8 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
-from kvcanary_cli.record.secrets import scrub
+from kvcanary_cli.record.left_out import scales_of
+from kvcanary_cli.record.secrets import scrub, scrub_text
 from kvcanary_cli.record.vllm import KNOWN_VERSIONS
 from kvcanary_cli.record.vllm.pools import RUNNER_MODULES
 
@@ -19,6 +20,8 @@ log = logging.getLogger("kvcanary.record")
 
 #: Proposers that keep no KV of their own.
 _WITHOUT_DRAFT_KV = ("ngram", "ngram_gpu", "suffix", "medusa")
+#: Root-cause classes that only the model runner's inputs show.
+_WORKERS_ALONE = ("position_misalign", "wrong_token_fed")
 _ALWAYS = ("forward", "map", "alloc", "request", "history", "prefix", "transfer", "namespace")
 #: Section of the engine's configuration to the arguments that are taken from it.
 _ARGUMENTS = {
@@ -72,7 +75,8 @@ def header_of(
         "rank": _rank(config),
         "pool": pools.describe(),
         "records": _families(config, pools, patcher, has_fingerprints),
-        "not_recorded": not_recorded(config, pools),
+        "not_recorded": [scrub_text(what) for what in not_recorded(config, pools)],
+        "blind_to": list(_WORKERS_ALONE) if pools.why_derived else [],
         "serving_args": scrub(_arguments(config)),
     }
 
@@ -97,6 +101,10 @@ def not_recorded(config: Any, pools: Pools) -> list[str]:
             "what the workers did with tables, positions and slots: forwards are derived from the "
             f"scheduler's output ({pools.why_derived})"
         )
+    connector = getattr(getattr(config, "kv_transfer_config", None), "kv_connector", None)
+    if connector:
+        left_out.append(f"what the connector ({connector}) stores elsewhere")
+    left_out += scales_of(getattr(getattr(config, "cache_config", None), "cache_dtype", None))
     graphs = getattr(getattr(config, "compilation_config", None), "cudagraph_mode", None)
     if pools.is_on_device and getattr(graphs, "name", "NONE") != "NONE":
         left_out.append("rows and tokens that captured graphs add to a batch")
