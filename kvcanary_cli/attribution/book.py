@@ -59,6 +59,7 @@ class FindingBook:
         self.in_full: dict[tuple[int, int, int], Finding] = {}
         self.event = self.event_now = NOBODY
         self.awaiting: list[tuple[Finding, Window, int]] = []
+        self._both_sides: set[str] = set()
         self.named_before: dict[str, int] = {}
         self.begins: Callable[[str], bool] = bool
 
@@ -73,7 +74,20 @@ class FindingBook:
                 self.awaiting.append((finding, cause.awaited, damage.slot))
         finding.follows.update(cause.follows)
         finding.sources.update(cause.sources)
+        if cause.other_side is not None:
+            self._other_side(finding, *cause.other_side, sure=cause.confidence == CERTAIN)
         return finding
+
+    def _other_side(self, finding: Finding, text: str, slot: int | None, *, sure: bool) -> None:
+        """The cause of ``finding`` damaged ``slot``, None = none that counts, as well."""
+        if slot is not None:
+            finding.slots.add(slot)
+        if finding.id in self._both_sides:
+            return
+        self._both_sides.add(finding.id)
+        finding.evidence.append(text)
+        if sure and not finding.lost_within:
+            finding.confidence = CERTAIN
 
     def new(
         self, cause: Cause, worker: str, pool_kind: str, victim: str | None, step: int | None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvcanary_cli.attribution.by_code import ByCode, DecodedRows
+from kvcanary_cli.attribution.cargo import Cargos, OtherTiers
 from kvcanary_cli.attribution.ledger import NEVER, NOBODY
 from kvcanary_cli.attribution.row_table import RowTable
 from kvcanary_cli.backends.cpu.event_state import NO_ROW
@@ -206,7 +207,9 @@ class Context:
     namespaces of entries that the device's index let go, which other tiers may hold; ``aliased``
     by event, matches that served a request the entry of another namespace; ``recycled`` rows
     that were found to be given away in flight, with that release; ``moved`` slots whose content
-    was damaged before the copy at that event brought it, with the cause.
+    was damaged before the copy at that event brought it, with the cause; ``served``, by transfer,
+    the request that it works for and the key of what it moves; ``misled`` why a copy (by event)
+    wrote a slot that was not its own.
     """
 
     table: RowTable = field(default_factory=RowTable)
@@ -219,6 +222,10 @@ class Context:
     launches: dict[tuple[int, int], int] = field(default_factory=dict)
     copies: OrderedDict[int, CopyFact] = field(default_factory=OrderedDict)
     transfers: dict[str, int] = field(default_factory=dict)
+    served: dict[str, tuple[int, str | None]] = field(default_factory=dict)
+    cargos: Cargos = field(default_factory=Cargos)
+    tiers: OtherTiers = field(default_factory=OtherTiers)
+    misled: dict[tuple[int, int], Cause] = field(default_factory=dict)
     windows: deque[Window] = field(default_factory=lambda: deque(maxlen=_WINDOWS))
     entries: dict[str, str] = field(default_factory=dict)
     unlisted: dict[str, int | None] = field(default_factory=dict)
@@ -286,6 +293,10 @@ class Context:
             if slot in fact:
                 return fact
         return None
+
+    def serves(self, transfer: str | None) -> int:
+        """Name code of the request that a transfer works for, ``NOBODY`` = not told."""
+        return NOBODY if transfer is None else self.served.get(transfer, (NOBODY, None))[0]
 
     def window(self, key: str) -> Window | None:
         """The newest remembered transfer with this id."""

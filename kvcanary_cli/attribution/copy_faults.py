@@ -26,7 +26,7 @@ class CopyFaults:
 
     def __init__(self, follower: Follower, judged: Callable[[Damage], Cause | None]) -> None:
         self._follower, self._judged = follower, judged
-        self._causes: dict[tuple[int, int], Cause] = {}
+        self._causes = follower.context.misled
 
     def landed(self, event: int) -> None:
         """A ``copy`` has been followed."""

@@ -77,6 +77,8 @@ class Cause:
     ``follows`` are events that, if they turn out to be another finding's cause, are this one's.
     ``awaited`` is a transfer that had not brought the content yet when it was read.
     ``sources`` are slots that the damage was in before copies moved it to where it was met.
+    ``other_side`` are evidence, told once even where other damage showed the cause before, which
+    makes the cause as sure as ``confidence`` says, and a slot that is damaged as well, or None.
     """
 
     cls: str
@@ -92,6 +94,7 @@ class Cause:
     follows: tuple[int, ...] = ()
     sources: tuple[int, ...] = ()
     awaited: Window | None = None
+    other_side: tuple[str, int | None] | None = None
 
 
 def at_event(event: int) -> str:

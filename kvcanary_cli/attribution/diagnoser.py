@@ -21,6 +21,7 @@ from kvcanary_cli.attribution.late_cells import LateCells
 from kvcanary_cli.attribution.ledger import FREE
 from kvcanary_cli.attribution.moved_damage import MovedDamage
 from kvcanary_cli.attribution.namespaces import Namespaces
+from kvcanary_cli.attribution.note_cargo import CargoNotes
 from kvcanary_cli.attribution.overwritten import Overwritten
 from kvcanary_cli.attribution.own_frees import OwnFreeReads
 from kvcanary_cli.attribution.positions import check_positions
@@ -71,6 +72,7 @@ class Diagnoser:
         self._namespaces = Namespaces(follower)
         self._snapshots = Snapshots(follower)
         self._races = TransferRaces(follower, self._snapshots)
+        self._cargo = CargoNotes(follower)
         self._moved_damage = MovedDamage(follower, self._classifier.taken)
         self._own_frees = OwnFreeReads(follower, self._snapshots)
         self._late_cells = LateCells(follower, self._snapshots)
@@ -116,6 +118,7 @@ class Diagnoser:
         """Look at a copy, or at the window of one, with the ledger as it is before it."""
         event, races = int(segment.index[k]), self._races
         if kind == "copy":
+            self._cargo.copy(segment, row, event)
             self._moved_damage.copy(segment, row, event, races.copy(segment, row, event))
             self._sidecars.copied(segment, row)
         elif kind == "transfer_begin":

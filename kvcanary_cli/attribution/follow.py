@@ -53,6 +53,7 @@ class Follower:
         rules: Owners and ownership findings.
         writes: Lane to its writers.
         context: What is not slot by slot.
+        copies: Enters transfers and copies.
         free_chain: [slots] chain value that a slot held when it was freed, 0 = not known.
     """
 
@@ -80,7 +81,7 @@ class Follower:
             for name in dir(self)
             if name.startswith("_on_")
         }
-        copies = CopyEvents(self.names, self.rules, self.context, self.lane)
+        self.copies = copies = CopyEvents(self.names, self.rules, self.context, self.lane)
         self._handlers |= PrefixEvents(self.names, self.rules, self.context).handlers()
         self._handlers |= {
             "transfer_begin": copies.transfer_begin,

@@ -58,8 +58,6 @@ class CopyEvents:
         lane: Callable[[str, str], Writes],
     ) -> None:
         self._names, self._rules, self._context, self._lane = names, rules, context, lane
-        # By id of a transfer: the name code of the request that it works for.
-        self._served: dict[str, int] = {}
 
     def transfer_begin(self, segment: Segment, row: int, event: int) -> None:
         table = segment.tables["transfer_begin"]
@@ -73,7 +71,9 @@ class CopyEvents:
             return segment.text("transfer_begin", name, row) if name in table.columns else None
 
         req = text("req")
-        self._served[key] = NOBODY if req is None else self._names.code(req)
+        served = NOBODY if req is None else self._names.code(req)
+        name = segment.json("transfer_begin", "key", row) if "key" in table.columns else None
+        self._context.served[key] = served, transfer_key(name)
         leaves = text("via") in ("store", "d2h") or text("direction") == "out"
         if slots is not None and len(slots) and not leaves:
             self._context.windows.append(Window(key, event, slots))
@@ -105,7 +105,7 @@ class CopyEvents:
         from_request = source["req"] if isinstance(source, dict) else None
         key = transfer_key(segment.json("copy", "id", row) if "id" in table.columns else None)
         by = text("by") or from_request
-        served = NOBODY if key is None else self._served.get(key, NOBODY)
+        served = self._context.serves(key)
         writer = served if by is None else self._names.code(by)
         begun = self._context.transfers.get(key, NEVER) if key is not None else NEVER
         canary = table.get_bool("canary", row) is not False
@@ -117,7 +117,7 @@ class CopyEvents:
             window.brought.update(dict.fromkeys(dst.tolist(), event))
         foreign: NDArray[np.bool_] | bool = False
         if pool == "full" and by is not None:
-            foreign = self._rules.write(dst, self._for_whom(dst, writer, served), event, None)
+            foreign = self._rules.write(dst, self.for_whom(dst, writer, served), event, None)
         writes = self._lane(*POOL_LANE[pool])
         src_pool = text("src_pool") or pool
         if pool == "full" and by is None and isinstance(source, list):
@@ -130,7 +130,7 @@ class CopyEvents:
             return
         writes.put(dst, req=writer, step=NOBODY, event=event, kind=BY_COPY, foreign=foreign)
 
-    def _for_whom(self, dst: Ints, writer: int, served: int) -> NDArray[np.int32]:
+    def for_whom(self, dst: Ints, writer: int, served: int) -> NDArray[np.int32]:
         """[n] name codes: on whose behalf ``writer`` copies into each slot of ``dst`` [n].
 
         Who copies need not be who holds the slot. A transfer works for the request it names
@@ -162,7 +162,12 @@ class CopyEvents:
     def _overwrites(
         self, writes: Writes, src: Ints, dst: Ints, in_pool: bool, served: int, event: int
     ) -> NDArray[np.bool_]:
-        """Enter where a copy that names nobody hit what another than ``served`` had written.
+        """Enter where a copy that names nobody hit what is not for whom it works.
+
+        Within the pool it works for who has its source, else for ``served``. A slot of another
+        request that is empty may be that one's to be filled; one that is free, or that the cache
+        has content in, is not, unless it was, or was matched by, whom the copy works for. From
+        another tier it may bring the cache's own content anew, layer by layer.
 
         Returns:
             [n] which slots of ``dst`` [n] are dealt with.
@@ -170,23 +175,34 @@ class CopyEvents:
         state = self._rules.state
         owners = state.owner[dst]
         written = np.isin(writes.kind[dst], (BY_FORWARD, BY_VERIFY))
-        live: NDArray[np.bool_] = (
-            (owners > TREE) & written & (writes.came(dst) >= state.alloc_event[dst])
-        )
-        if not live.any():
-            return live
-        live &= owners != served
+        filled = writes.came(dst) >= state.alloc_event[dst]
+        live: NDArray[np.bool_] = (owners > TREE) & written & filled & (owners != served)
         writers = np.full(len(dst), served, dtype=np.int32)
         if in_pool:
             writers[:] = state.owner[src]
             live &= (writers != UNKNOWN) & (writers != owners)
+            live |= self._not_for(dst, writers, filled=filled)
             writers[writers == FREE] = served
+        else:
+            live |= self._not_for(dst, writers, filled=filled & written)
         if live.any():
             self._rules.write(dst[live], writers[live], event, None)
             writes.put(
                 dst[live], req=writers[live], step=NOBODY, event=event, kind=BY_COPY, foreign=True
             )
         return live
+
+    def _not_for(
+        self, dst: Ints, writers: NDArray[np.int32], *, filled: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """[n] which of ``dst`` [n] are free, or filled and the cache's, and not the writers'."""
+        state = self._rules.state
+        owners = state.owner[dst]
+        stray: NDArray[np.bool_] = (owners == FREE) | ((owners == TREE) & filled)
+        stray &= (writers > TREE) & (state.last_owner[dst] != writers)
+        for writer in np.unique(writers[stray]).tolist():
+            stray &= (writers != writer) | ~self._matched(dst, writer)
+        return stray
 
     def _move(
         self, writes: Writes, src: Ints, dst: Ints, src_pool: str, pool: str, event: int

@@ -135,8 +135,11 @@ class MovedDamage:
         if pool is None:
             return None
         for row in np.flatnonzero(context.table.tenants == mover).tolist():
+            facts = context.row(row)
+            # Cells that the tenant before left behind are not the mover's.
+            since = NEVER if facts.released_by == mover else facts.released_event
             for at in np.flatnonzero(np.asarray(pool.table[row]) == slot).tolist():
-                if NEVER < context.row(row).mapped_at(at) < came:
+                if since < facts.mapped_at(at) < came:
                     return row, at
         return None
 

@@ -19,7 +19,7 @@ _REQUEST, _TREE, _FREE = "another request's", "the prefix cache's", "a free"
 
 def copy_to_wrong_pages(run: CleanRun, rng: random.Random) -> Planted | None:
     """One page of a copy's destination is another request's, the cache's, or free."""
-    copies = copies_of(run, spec=False)
+    copies = [*copies_of(run, spec=False), *copies_of(run, spec=True)]
     for _ in range(TRIES if copies else 0):
         at = rng.choice(copies)
         planted = _misdirected(run, rng, at, rng.choice((_REQUEST, _TREE, _FREE)))
@@ -54,7 +54,7 @@ def _misdirected(run: CleanRun, rng: random.Random, at: int, whose: str) -> Plan
     return Planted(
         edits=edits,
         # What belongs to nobody shows only in what the right page lacks.
-        slots=set(swap) if whose == _FREE else set(swap.values()),
+        slots=set(swap) if whose == _FREE else {*swap, *swap.values()},
         causes=[at],
         culprits={actor},
         subtypes={"wrong_pages"},

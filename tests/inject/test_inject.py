@@ -41,7 +41,6 @@ def _first(kind: str, runs: dict[str, CleanRun]) -> tuple[CleanRun, Any] | None:
 ELSEWHERE = {
     "missing_copy",
     "misaligned_copy",
-    "copy_to_wrong_pages",
     "namespace_alias",
     "future_ring_wrap",
     "sidecar_scale",

@@ -16,7 +16,9 @@ from kvcanary_cli.attribution.rules.content import ContentFacts
 from kvcanary_cli.attribution.rules.index import IndexFacts
 from kvcanary_cli.attribution.rules.inputs import InputFacts
 from kvcanary_cli.attribution.rules.lifetime import LifetimeFacts
+from kvcanary_cli.attribution.rules.misdirected import MisdirectedCopies
 from kvcanary_cli.attribution.rules.ownership_facts import OwnershipFacts
+from kvcanary_cli.attribution.rules.stored_pages import StoredPages
 from kvcanary_cli.attribution.rules.wrong_copies import WrongCopies
 
 if TYPE_CHECKING:
@@ -61,6 +63,8 @@ class Classifier:
             self.inputs.past_the_end,
             # A table that leads elsewhere excuses the slot that it leads to.
             index.bad_translation,
+            StoredPages(*facts).overwritten,
+            MisdirectedCopies(*facts).misdirected,
             *lifetime.rules,
             index.anothers_slot,
             index.other_row_seen,

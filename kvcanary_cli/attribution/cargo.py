@@ -1,0 +1,196 @@
+"""What copies brought and where it went: what a reader misses may stand in another slot."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvcanary_cli.attribution.ledger import NOBODY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+#: Token or position that the trace does not tell.
+UNKNOWN_CONTENT = -1
+# What copies brought is kept for so many slots in all; the oldest copies go first.
+_SLOTS = 1 << 20
+_KEYS = 65536
+# Earlier contents of a slot of another tier that are kept.
+_EARLIER = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Store:
+    """A copy to slots of another tier.
+
+    Attributes:
+        event: ``i`` of it.
+        by: Name code of who stored, ``NOBODY`` = not known.
+        key: What the content is filed under, None without one.
+        transfer: Id of its transfer, None without one.
+        tokens, positions: [n] of what it stored, ``UNKNOWN_CONTENT`` = not told.
+        writers: [n] name codes of who had written that.
+        came_from: [n] of a copy from another tier, what each source slot had held.
+    """
+
+    event: int
+    by: int
+    key: str | None
+    transfer: str | None
+    tokens: Ints
+    positions: Ints
+    writers: NDArray[np.int32]
+    came_from: list[Held] | None = None
+
+    def holds(self, k: int, position: int, token: int | None) -> bool:
+        """Whether its k-th slot got that for sure."""
+        return token == int(self.tokens[k]) != UNKNOWN_CONTENT and position == self.positions[k]
+
+
+#: Contents of a slot of another tier, newest first: the store, and which of its slots.
+Held = tuple[tuple[Store, int], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cargo:
+    """What a copy to slots of the full pool brought.
+
+    Attributes:
+        event: ``i`` of the copy.
+        senders: [n] name codes of who sent each entry, ``NOBODY`` = not known.
+        reqs: Name codes of those that it was made for, as far as the trace tells.
+        transfer: Id of its transfer, None without one.
+        key: What its source is filed under, None without one.
+        begun: Event at which its transfer began, ``NEVER`` without one.
+        pool: Pool that it read, None = rows of a request's clean run.
+        src, dst: [n] slots; ``src`` is -1 where it names no slot.
+        tokens, positions: [n] of what it brought, ``UNKNOWN_CONTENT`` = not told.
+        owners: [n] name codes of who had ``dst``.
+        stray: [n] bool, ``dst`` was nobody's that it was made for.
+        meant: Slot that a fork meant an entry for, where that is not its ``dst``, to the entry.
+        held: [n] of a copy from another tier, what each source slot held.
+    """
+
+    event: int
+    senders: NDArray[np.int32]
+    reqs: frozenset[int]
+    transfer: str | None
+    key: str | None
+    begun: int
+    pool: str | None
+    src: Ints
+    dst: Ints
+    tokens: Ints
+    positions: Ints
+    owners: NDArray[np.int32]
+    stray: NDArray[np.bool_]
+    meant: dict[int, int] = field(default_factory=dict)
+    held: list[Held] | None = None
+
+    def entries(self, position: int, token: int | None) -> list[int]:
+        """Entries that brought what belongs at ``position``, None = which token is not known."""
+        fit = self.positions == position
+        if token is not None:
+            fit &= (self.tokens == token) | (self.tokens == UNKNOWN_CONTENT)
+        found: list[int] = np.flatnonzero(fit).tolist()
+        return found
+
+    def entry(self, slot: int) -> int | None:
+        """The last entry that went to ``slot``."""
+        at = np.flatnonzero(self.dst == slot)
+        return int(at[-1]) if len(at) else None
+
+
+class Cargos:
+    """The copies that are remembered."""
+
+    def __init__(self) -> None:
+        self._by_event: OrderedDict[int, Cargo] = OrderedDict()
+        self._by_req: dict[int, OrderedDict[int, Cargo]] = {}
+        self._slots = 0
+
+    def add(self, cargo: Cargo) -> None:
+        """Remember a copy, at the cost of the oldest."""
+        self._by_event[cargo.event] = cargo
+        for req in cargo.reqs:
+            self._by_req.setdefault(req, OrderedDict())[cargo.event] = cargo
+        self._slots += len(cargo.dst) + 1
+        while self._slots > _SLOTS and len(self._by_event) > 1:
+            self._drop(*self._by_event.popitem(last=False))
+
+    def _drop(self, event: int, cargo: Cargo) -> None:
+        self._slots -= len(cargo.dst) + 1
+        for req in cargo.reqs:
+            mine = self._by_req[req]
+            del mine[event]
+            if not mine:
+                del self._by_req[req]
+
+    def at(self, event: int) -> Cargo | None:
+        """The copy at ``event``."""
+        return self._by_event.get(event)
+
+    def made_for(self, reqs: Iterable[int], since: int) -> Iterator[Cargo]:
+        """Copies for any of ``reqs`` behind event ``since``, newest first for each of them."""
+        for req in reqs:
+            for event, cargo in reversed(self._by_req.get(req, {}).items()):
+                if event <= since:
+                    break
+                yield cargo
+
+
+class OtherTiers:
+    """What stands in slots of pools that are not the device's, and what stood there before."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, int], Held] = {}
+        self._last: OrderedDict[str, Store] = OrderedDict()
+
+    def store(self, pool: str, slots: Iterable[int], store: Store) -> None:
+        """``store`` wrote ``slots`` of ``pool``, in its order."""
+        for k, slot in enumerate(slots):
+            earlier = self._held.get((pool, slot), ())
+            self._held[pool, slot] = ((store, k), *earlier[: _EARLIER - 1])
+        if store.key is not None:
+            self._last[store.key] = store
+            self._last.move_to_end(store.key)
+            if len(self._last) > _KEYS:
+                self._last.popitem(last=False)
+
+    def held(self, pool: str, slots: Iterable[int]) -> list[Held]:
+        """What each of ``slots`` holds, and held before; empty where that is not known."""
+        return [self._held.get((pool, slot), ()) for slot in slots]
+
+    def refiled(self, store: Store, k: int) -> Store | None:
+        """A later store under the key of ``store`` that has the position of its k-th slot, too."""
+        last = None if store.key is None else self._last.get(store.key)
+        if last is None or last is store or int(store.positions[k]) not in last.positions:
+            return None
+        return last
+
+
+def nothing_known(count: int) -> tuple[Ints, Ints]:
+    """Tokens and positions [count] that the trace does not tell."""
+    return (
+        np.full(count, UNKNOWN_CONTENT, dtype=np.int64),
+        np.full(count, UNKNOWN_CONTENT, dtype=np.int64),
+    )
+
+
+def content_of(held: list[Held]) -> tuple[Ints, Ints, NDArray[np.int32]]:
+    """Tokens, positions and writers [n] of what slots of another tier hold."""
+    tokens, positions = nothing_known(len(held))
+    writers = np.full(len(held), NOBODY, dtype=np.int32)
+    for at, contents in enumerate(held):
+        if contents:
+            store, k = contents[0]
+            tokens[at], positions[at] = store.tokens[k], store.positions[k]
+            writers[at] = store.writers[k]
+    return tokens, positions, writers
