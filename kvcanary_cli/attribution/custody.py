@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvcanary_cli.backends.cpu.event_records import TREE
+
 if TYPE_CHECKING:
     from collections.abc import Container
 
@@ -136,10 +138,13 @@ class Custody:
             claims.sharers[giver] = taker
         return held
 
-    def claims(self, slot: int, code: int) -> int:
-        """How often ``code`` was given the slot and has not given it back."""
+    def cache_lost(self, slot: int, owner: int) -> bool:
+        """Whether the cache was given the slot before ``owner``, and has not given it back.
+
+        It goes on to serve the slot, so that rows which are set to it name what is theirs.
+        """
         claims = self._claims.get(slot)
-        return 0 if claims is None else claims.holders.get(code, 0)
+        return claims is not None and claims.holders.get(TREE, 0) > (owner == TREE)
 
     def holds(self, slot: int, code: int) -> bool:
         """Whether ``code`` has a claim on the slot, or shares that of who has it from ``code``."""

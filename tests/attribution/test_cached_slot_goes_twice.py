@@ -85,6 +85,56 @@ def test_who_was_served_from_the_cache_is_the_victim_of_the_free(
     assert sorted(finding.slots) == [1, 2]
 
 
+@pytest.mark.parametrize("match", [False, True], ids=["no_match", "match"])
+@pytest.mark.parametrize("written", [False, True], ids=["later", "at_once"])
+def test_the_cache_goes_on_to_serve_what_went_out_a_second_time(written: bool, match: bool) -> None:
+    """Served behind the second alloc: the row is right, whether it is read before the damage."""
+    new = life("N", [21, 22], [1, 2], row=3, step=5)
+    head, write = (new, []) if written else (new[:-1], new[-1:])
+    step = 6 if written else 2
+    served = _served("B", 2, match=match, cells=True)
+    served = [e | {"step": e["step"] + step} if "step" in e else e for e in served]
+    write = [e | {"step": step + 5} for e in write]
+    events = numbered(
+        [
+            *_cached_by("A", 1, 2),
+            *head,
+            *served,
+            *write,
+            *decode("B", 17, 7, row=2, position=4, step=step + 6),
+        ]
+    )
+    (finding,) = diagnose(_HEAD, events).findings
+    alloc = next(int(e["i"]) for e in events if e["kind"] == "alloc" and e["owner"] == "N")
+    assert (finding.cls, finding.subtype) == ("double_alloc", "double_alloc")
+    assert (finding.victim, finding.culprit.req, finding.cause_event) == ("B", "N", alloc)
+
+
+@pytest.mark.parametrize("match", [False, True], ids=["no_match", "match"])
+def test_nobody_wrote_what_went_out_a_second_time(match: bool) -> None:
+    """The reader's row was set behind the second alloc, and is right all the same."""
+    events = numbered(
+        [
+            *_cached_by("A", 1, 2),
+            {"kind": "alloc", "owner": "N", "slots": [1, 2]},
+            *_served("B", 2, match=match, cells=True),
+        ]
+    )
+    (finding,) = diagnose(_HEAD, events).findings
+    alloc = next(int(e["i"]) for e in events if e["kind"] == "alloc" and e["owner"] == "N")
+    assert (finding.cls, finding.cause_event) == ("double_alloc", alloc)
+
+
+def test_a_holder_sets_its_row_behind_the_second_alloc() -> None:
+    history, alloc, cells, forward = life("A", _PREFIX, [1, 2], row=1, step=2)
+    second = {"kind": "alloc", "owner": "N", "slots": [1, 2]}
+    events = numbered(
+        [history, alloc, second, cells, forward, *decode("A", 13, 3, row=1, position=2, step=3)]
+    )
+    (finding,) = diagnose(_HEAD, events).findings
+    assert (finding.cls, finding.cause_event) == ("double_alloc", 2)
+
+
 @pytest.mark.parametrize("given_on", [False, True], ids=["held", "given_on"])
 def test_a_cell_from_before_the_cache_gave_the_slot_back_is_no_part_in_it(given_on: bool) -> None:
     """The cache evicted properly in between: reading on is the reader's own fault."""

@@ -97,29 +97,23 @@ class OwnershipFacts(Facts):
     def _has_part(self, damage: Damage) -> bool:
         """Whether the reader is one of those that the broken rule left with the slot.
 
-        It holds it, or its row named the slot before the rule broke, or when the cache had it
-        that still holds it beside the last taker, and it did not give it back by itself since,
-        or it was served from somebody's who holds it.
+        It holds it, or its row named the slot before the rule broke, or the cache goes on to
+        serve it, and it did not give it back by itself since; or it was served from somebody's
+        who holds it.
         """
         state, reader, slot = self.state, damage.victim, damage.slot
         if state.custody.holds(slot, reader):
             return True
         bad, freed = int(state.bad_event[slot]), int(state.free_event[slot])
         gave = freed > bad and int(state.free_by[slot]) == reader
-        named = self.held_since(damage)
-        before = int(state.alloc_event[slot]) if self._cache_lost(slot) else bad
-        if NEVER != named < max(bad, before) and not gave:
+        served = state.custody.cache_lost(slot, int(state.owner[slot]))
+        if (served or NEVER != self.held_since(damage) < bad) and not gave:
             return True
         writer = int(damage.writes.req[slot])
         if int(state.owner[slot]) == TREE and int(state.last_owner[slot]) == writer:
             # The cache has it from its writer: whoever is served from there reads what belongs.
             return False
         return bool(state.shared[slot]) or self.context.matched(reader, slot) is not None
-
-    def _cache_lost(self, slot: int) -> bool:
-        """Whether the cache had the slot before its last taker, and did not give it back."""
-        has_now = int(self.state.owner[slot]) == TREE
-        return self.state.custody.claims(slot, TREE) > has_now
 
     def _late_write(self, damage: Damage) -> Cause | None:
         writes, slot, state = damage.writes, damage.slot, self.state
