@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvcanary_cli.attribution.diagnoser import Diagnoser
+from kvcanary_cli.attribution.ledger import NOBODY
+from kvcanary_cli.attribution.refused_state import refused_state
 from kvcanary_cli.replay.conclude import conclude
 from kvcanary_cli.replay.gaps import replay_stretches
 from kvcanary_cli.replay.result import Verdict
@@ -118,6 +120,12 @@ def diagnose_trace(
     record = diagnosers[-1].record
     record.lost = bool(result.coverage.lost_events)
     record.done()
+    findings = [f for d in diagnosers for f in d.findings if _asked_for(f, d)]
+    last_step = diagnosers[-1].follower.steps_seen()[0]
+    refused = refused_state(reader.notes.ended, None if last_step == NOBODY else last_step)
+    if refused is not None and not options.strict_upstream and _asked_for(refused, diagnosers[-1]):
+        refused.id = f"F{len(findings) + 1}"
+        findings.append(refused)
     return Diagnosis(
         replay=result,
         ownership=tuple(ownership),

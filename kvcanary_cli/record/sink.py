@@ -289,20 +289,23 @@ class Sink:
             self._last_word(self.failure)
         else:
             from kvcanary_cli.record.checked_writer import EngineStateError
+            from kvcanary_cli.trace.notes import ENGINE_STATE
 
-            kind = type(error).__name__
+            kind, more = type(error).__name__, {}
             if isinstance(error, EngineStateError):
-                kind, self._last_i = "the engine's state does not fit its pool", error.index - 1
+                kind, self._last_i = ENGINE_STATE, error.index - 1
+                more = {"refused": error.refused}
             reason = f"{kind}: {self.failure}"
             log.error("kvcanary: recording ends, the server runs on: %s", reason)
-            self._last_word(reason)
+            self._last_word(reason, more)
         self._settled.set()
 
-    def _last_word(self, reason: str) -> None:
-        """Say in the trace why it ends here, if it can still be written to."""
+    def _last_word(self, reason: str, more: dict[str, Any] | None = None) -> None:
+        """Say in the trace why it ends here, if it can still be written to; ``more`` are fields."""
         if self._writer is None:
             return
         event = {"kind": "recording_ended", "i": self._last_i + 1, "reason": reason[:MAX_REASON]}
+        event |= more or {}
         try:
             self._writer.write_event(event)
             _finish(self._writer)

@@ -29,7 +29,8 @@ _MIN_WIDTH = 40
 
 def headline(finding: Finding) -> str:
     """``==kvcanary== ERROR: use-after-free (freed_by_dedup) step 3, request B, ...``."""
-    parts = [party(finding.victim)]
+    # What nothing of the pool was hit by has nobody to name, if it was no request.
+    parts = [party(finding.victim)] if finding.victim is not None or finding.slots else []
     if finding.first_bad_step is not None:
         parts.insert(0, f"step {finding.first_bad_step}")
     if finding.positions:
@@ -43,8 +44,8 @@ def headline(finding: Finding) -> str:
     where = lane if rank is None else f"{lane}, rank {rank}"
     name = finding.cls.replace("_", "-")
     return safe(
-        f"==kvcanary== ERROR: {name} ({finding.subtype}) {', '.join(parts)}  "
-        f"[{where}]  {finding.id}"
+        f"==kvcanary== ERROR: {name} ({finding.subtype}) {', '.join(parts)}".rstrip()
+        + f"  [{where}]  {finding.id}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvcanary_cli.trace.fields import printable
 
@@ -39,6 +40,10 @@ class TornSegment:
     why: str
 
 
+#: How the reason begins where the engine named what its pool does not have.
+ENGINE_STATE = "the engine's state does not fit its pool"
+
+
 @dataclass(frozen=True, slots=True)
 class RecordingEnd:
     """The recorder gave up before the server ended.
@@ -46,10 +51,13 @@ class RecordingEnd:
     Attributes:
         event: ``i`` of its last word.
         reason: Why.
+        refused: What the trace says of the event that no reader would accept, in whose place the
+            last word stands; None where it ended for another reason.
     """
 
     event: int
     reason: str
+    refused: dict[str, Any] | None = None
 
 
 @dataclass(slots=True)

@@ -35,21 +35,38 @@ class Range:
         return f"{self.noun} from {self.low} to {self.high}"
 
 
+@dataclass(frozen=True, slots=True)
+class OutOfRange:
+    """A number that its event cannot have: which field, which item of a list, and its bounds."""
+
+    field: str
+    item: int | None
+    value: int
+    expected: str
+
+
 class Problems:
-    """The earliest problem found so far in one segment."""
+    """The earliest problem found so far in one segment.
+
+    Attributes:
+        event: Which event of the segment, None = nothing is wrong.
+        what: What is wrong with it.
+        out_of_range: The number that is out of its range; None where that is not what is wrong.
+    """
 
     def __init__(self) -> None:
         self.event: int | None = None
         self.what = ""
+        self.out_of_range: OutOfRange | None = None
 
-    def add(self, event: int, what: str) -> None:
+    def add(self, event: int, what: str, out_of_range: OutOfRange | None = None) -> None:
         if self.event is None or event < self.event:
-            self.event, self.what = int(event), what
+            self.event, self.what, self.out_of_range = int(event), what, out_of_range
 
     def merge(self, other: Problems) -> None:
         """Take the other's problem if it is at an earlier event."""
         if other.event is not None:
-            self.add(other.event, other.what)
+            self.add(other.event, other.what, other.out_of_range)
 
 
 class KindView:
@@ -65,12 +82,17 @@ class KindView:
     def column(self, name: str) -> Column | None:
         return self.table.columns.get(name)
 
-    def fail(self, row: int, what: str) -> None:
+    def fail(self, row: int, what: str, out_of_range: OutOfRange | None = None) -> None:
         events = np.flatnonzero(self.segment.kind == self.segment.kind_names.index(self.kind))
-        self._problems.add(int(events[row]), f"'{self.kind}' {what}")
+        self._problems.add(int(events[row]), f"'{self.kind}' {what}", out_of_range)
 
-    def fail_first(self, bad: NDArray[np.bool_], what: Callable[[int], str]) -> int | None:
-        """Report the first row of ``bad`` ([rows] or shorter); ``what`` gets that row.
+    def fail_first(
+        self,
+        bad: NDArray[np.bool_],
+        what: Callable[[int], str],
+        out_of_range: Callable[[int], OutOfRange] | None = None,
+    ) -> int | None:
+        """Report the first row of ``bad`` ([rows] or shorter); the others get that row.
 
         Returns:
             The row, or None if none is bad.
@@ -78,7 +100,7 @@ class KindView:
         if not bad.any():
             return None
         row = int(bad.argmax())
-        self.fail(row, what(row))
+        self.fail(row, what(row), None if out_of_range is None else out_of_range(row))
         return row
 
     def lengths(self, name: str) -> NDArray[np.int64]:
@@ -133,11 +155,13 @@ class KindView:
         column = self.table.columns[name]
         found = int(column.values[at])
         if column.offsets is None:
-            self.fail(at, f"field '{name}' is {found}, expected {expected}")
+            one = OutOfRange(name, None, found, expected)
+            self.fail(at, f"field '{name}' is {found}, expected {expected}", one)
             return
         row = int(np.searchsorted(column.offsets, at, side="right")) - 1
         item = at - int(column.offsets[row])
-        self.fail(row, f"field '{name}'[{item}] is {found}, expected {expected}")
+        one = OutOfRange(name, item, found, expected)
+        self.fail(row, f"field '{name}'[{item}] is {found}, expected {expected}", one)
 
     def check_same_length(self, first: str, *others: str) -> int | None:
         """Check that list fields have as many items as ``first`` in every event that has them.

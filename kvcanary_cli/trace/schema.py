@@ -155,8 +155,9 @@ _KINDS = (
         "unknown:ints? writer:strs? writer_step:ints? writer_event:ints? writer_position:ints? "
         "namespace:strs? not_owned:ints? proposed:ints?",
     ),
-    # Ours: what the recorder says about the recording itself.
-    _kind("recording_ended", "recording", "reason:str"),
+    # Ours: what the recorder says about the recording itself; refused is the event in whose place
+    # it stands, which named what the pool does not have (docs/trace-format.md).
+    _kind("recording_ended", "recording", "reason:str refused:json?"),
     _kind("triggered", "recording", "by:str text:str?"),
 )
 

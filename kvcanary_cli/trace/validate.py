@@ -216,9 +216,11 @@ class StreamValidator:
         """Keep where and why the recorder gave up, as its last word says."""
         last = segment.tables["recording_ended"].rows - 1
         at = segment.kind == segment.kind_names.index("recording_ended")
+        refused = segment.json("recording_ended", "refused", last)
         self._notes.ended = RecordingEnd(
             int(segment.index[np.flatnonzero(at)[-1]]),
             segment.text("recording_ended", "reason", last) or "",
+            refused if isinstance(refused, dict) else None,
         )
 
 

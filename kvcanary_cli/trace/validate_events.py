@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvcanary_cli.trace.problems import Range, check_int_list
+from kvcanary_cli.trace.problems import OutOfRange, Range, check_int_list
 from kvcanary_cli.trace.schema import PHASES, WORKERS
 
 if TYPE_CHECKING:
@@ -95,6 +95,9 @@ def _check_map(view: KindView, bounds: Bounds) -> None:
         lambda row: (
             f"writes cells {start[row]} to {start[row] + count[row] - 1}, "
             f"expected them below {bounds.row_len} (pool.row_len)"
+        ),
+        lambda row: OutOfRange(
+            "slots", bounds.row_len - int(start[row]), bounds.row_len, str(bounds.position)
         ),
     )
 
