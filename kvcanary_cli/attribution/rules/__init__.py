@@ -68,6 +68,7 @@ class Classifier:
             *lifetime.rules,
             index.anothers_slot,
             index.other_row_seen,
+            index.cell_set_behind_copy,
             index.spec_commit,
             *self.inputs.rules,
             content.transfer_mismatch,

@@ -69,6 +69,10 @@ class Facts:
             return True
         return self.state.owner[damage.slot] != FREE and not self.is_anothers(damage)
 
+    def read_sound_since_it_came(self, damage: Damage) -> bool:
+        """Whether a forward read the slot's content and found nothing."""
+        return int(damage.writes.read_event[damage.slot]) > damage.came_event()
+
     def window(self, damage: Damage) -> tuple[int, int]:
         """Events between which the bytes changed: last good look, first bad one."""
         slot, writes = damage.slot, damage.writes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvcanary_cli.attribution.damage import Cause, Damage, at_event, event_or_none
 from kvcanary_cli.attribution.ledger import (
+    BY_COPY,
     BY_VERIFY,
     NEVER,
 )
@@ -220,6 +221,37 @@ class IndexFacts(Facts):
         if held == NEVER or held < damage.came_event():
             return None
         return self._cells(damage, held)
+
+    def cell_set_behind_copy(self, damage: Damage) -> Cause | None:
+        """A copy brought what the row names, and the cell was set to another slot of it since."""
+        if damage.writes.kind[damage.slot] != BY_COPY:
+            return None
+        sound = self.read_sound_since_it_came(damage)
+        cause = self.moved_cells(damage)
+        if cause is None or not (sound or self._set_before(damage)):
+            return None
+        cause.ruled_out.append(RuledOut("transfer_mismatch", self._not_the_copy(damage, sound)))
+        if not sound:
+            cause.confidence = PROBABLE
+        return cause
+
+    def _not_the_copy(self, damage: Damage, sound: bool) -> str:
+        wrote, slot = damage.writer_event(), damage.slot
+        if sound:
+            return (
+                f"what the copy at event {wrote} brought was sound when event "
+                f"{int(damage.writes.read_event[slot])} read slot {slot}"
+            )
+        return f"the cell had been set before; it was set anew behind the copy at event {wrote}"
+
+    def _set_before(self, damage: Damage) -> bool:
+        """Whether the cell had been set for the reader already, while it was in the row."""
+        row, held = self.context.row(damage.row), self.held_since(damage)
+        return any(
+            fact.owner == damage.victim and fact.start <= damage.position < fact.stop
+            for fact in row.maps
+            if row.released_event < fact.event < held
+        )
 
     def _cells(self, damage: Damage, held: int) -> Cause:
         victim, slot = self.names.name(damage.victim), damage.slot

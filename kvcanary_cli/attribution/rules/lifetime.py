@@ -295,7 +295,8 @@ class LifetimeFacts(Facts):
         writer = int(writes.req[slot])
         if match is None or damage.kv_only or writer == damage.victim or damage.row < 0:
             return None
-        if writes.kind[slot] == BY_COPY or writes.position[slot] != writes.true_position[slot]:
+        copied = writes.kind[slot] == BY_COPY and not self.read_sound_since_it_came(damage)
+        if copied or writes.position[slot] != writes.true_position[slot]:
             # What came wrongly from elsewhere, or was fed wrongly, is no fault of the index.
             return None
         if match.position(slot) != damage.position or damage.came_event() > match.event:
