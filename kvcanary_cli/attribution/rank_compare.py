@@ -40,6 +40,8 @@ class _Difference:
         subtype: Of ``rank_divergence``.
         until_a, until_b: Events before which the cause lies, in each rank.
         told: What differs, one sentence.
+        missed: Which rank has the step, where the other one has not, and the event of it there:
+            what this rank did from then on cannot be the cause.
     """
 
     step: int
@@ -48,6 +50,7 @@ class _Difference:
     until_a: int
     until_b: int
     told: str
+    missed: tuple[int, int] | None = None
 
 
 def compare_ranks(records: Sequence[RankRecord]) -> list[Finding]:
@@ -95,9 +98,10 @@ def _keys(rows: Rows) -> np.ndarray[tuple[int], np.dtype[np.void]]:
 
 
 def _requests(a: RankRecord, b: RankRecord, rows_a: Rows, rows_b: Rows) -> _Difference | None:
-    """The first step of both in which one rank ran a request that the other did not.
+    """The first step in which one rank ran a request that the other did not.
 
-    The first and last step of a record may be a part only, and a gap hides rows.
+    The first and last step of a record may be a part only, and a gap hides rows. Between them a
+    rank has no row of a step only if it ran none in it.
     """
     if a.lost or b.lost or not len(rows_a) or not len(rows_b):
         return None
@@ -113,8 +117,6 @@ def _requests(a: RankRecord, b: RankRecord, rows_a: Rows, rows_b: Rows) -> _Diff
         return kept
 
     mine, theirs = both(rows_a), both(rows_b)
-    steps = np.intersect1d(mine[:, _STEP], theirs[:, _STEP])
-    mine, theirs = (rows[np.isin(rows[:, _STEP], steps)] for rows in (mine, theirs))
     keys_a, keys_b = _keys(mine), _keys(theirs)
     lone = [
         (int(row[_STEP]), int(row[_REQ]), record, other)
@@ -127,19 +129,28 @@ def _requests(a: RankRecord, b: RankRecord, rows_a: Rows, rows_b: Rows) -> _Diff
     if not lone:
         return None
     step, req, record, other = min(lone, key=lambda each: each[0])
+    known = [bool((rows[:, _STEP] == step).any()) for rows in (rows_a, rows_b)]
+    missed = None
+    if not all(known):
+        # One of them was still before the step when it had gone on behind it.
+        had = (a, rows_a) if known[0] else (b, rows_b)
+        missed = had[0].number, _event_from(had[1], step)
+    until = step if missed is None else step + 1
+    told = f"step {step}: request {record.names[req]} ran on rank {record.number} and not on rank "
     return _Difference(
         step,
         req,
         "request_set",
-        _event_of_step(rows_a, step),
-        _event_of_step(rows_b, step),
-        f"step {step}: request {record.names[req]} ran on rank {record.number} and not on rank "
-        f"{other.number}",
+        _event_from(rows_a, until),
+        _event_from(rows_b, until),
+        f"{told}{other.number}" + ("" if missed is None else ", which ran nothing in that step"),
+        missed,
     )
 
 
-def _event_of_step(rows: Rows, step: int) -> int:
-    return int(rows[rows[:, _STEP] == step][0, _EVENT])
+def _event_from(rows: Rows, step: int) -> int:
+    """Event of the first row of ``step``, or of the next step that there is."""
+    return int(rows[rows[:, _STEP] >= step][0, _EVENT])
 
 
 def _rows(a: RankRecord, b: RankRecord, rows_a: Rows, rows_b: Rows) -> _Difference | None:
@@ -270,6 +281,12 @@ def _first_difference(
     if parted is None:
         return None
     mine, theirs = parted.a, parted.b
+    if first.missed is not None:
+        rank, event = first.missed
+        on_it = mine if rank == a.number else theirs
+        if on_it is not None and on_it.event >= event:
+            # What followed from the step that the other one missed.
+            return None
     if mine is not None and theirs is not None and mine.label == theirs.label:
         # Both did it, each in its way; the later number is the one that is looked at.
         what = b.kinds[theirs.label]
@@ -283,13 +300,12 @@ def _first_difference(
         return b.number, theirs.event, told
     # The rank whose event has no counterpart of its kind and name is the odd one.
     of_a = theirs is None or (mine is not None and parted.lone_a and not parted.lone_b)
-    record, event = (a, mine) if of_a else (b, theirs)
-    assert event is not None
+    record, odd = (a, mine) if of_a else (b, theirs)
+    assert odd is not None
     alone = parted.lone_a if of_a else parted.lone_b
     saw = "only rank {} saw {}" if alone else "rank {} alone saw {} at that point"
     return (
         record.number,
-        event.event,
-        f"before that, {saw.format(record.number, record.kinds[event.label])} "
-        f"(event {event.event})",
+        odd.event,
+        f"before that, {saw.format(record.number, record.kinds[odd.label])} (event {odd.event})",
     )

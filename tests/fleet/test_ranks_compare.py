@@ -28,12 +28,15 @@ def _first_divergence(a: Rows, b: Rows) -> tuple[int, int, str] | None:
     last = [{(step, req): rest for step, req, *rest in rows} for rows in (a, b)]
     found = []
     steps = [{step for step, _req in each} for each in last]
-    for step in steps[0] & steps[1]:
+    for step in steps[0] | steps[1] if all(steps) else ():
         # What stands before the later beginning, or behind the earlier end, may be a part only.
-        whole = all(
-            step not in (pick(steps[0]), pick(steps[1])) or pick(steps[0]) == pick(steps[1])
-            for pick in (min, max)
-        )
+        begin, end = max(map(min, steps)), min(map(max, steps))
+        whole = begin < step < end
+        whole |= step == begin <= end and min(steps[0]) == min(steps[1])
+        whole |= step == end >= begin and max(steps[0]) == max(steps[1])
+        if begin == end:
+            whole = step == begin and min(steps[0]) == min(steps[1]) and max(steps[0]) == end
+            whole &= max(steps[1]) == end
         for k in (0, 1):
             lone = {req for s, req in last[k] if s == step and (s, req) not in last[1 - k]}
             if whole and lone:
