@@ -18,7 +18,8 @@ def fold_consequences(findings: list[Finding]) -> None:
     """Fold each finding into an earlier one that it follows from; ``findings`` shrinks in place.
 
     A finding follows from another one of its rank and worker if that one's cause is also its
-    own, or if it is what the other one's overrun read on its way.
+    own, or if it is what the other one's overrun read on its way. What the lanes of another worker
+    show of the same event is the same finding, too.
     """
     for finding in list(findings):
         writer = next((other for other in findings if _read_on_the_way(finding, other)), None)
@@ -49,7 +50,12 @@ def _explains_later(finding: Finding) -> bool:
 
 
 def _same_cause(finding: Finding, first: Finding) -> bool:
-    if finding.worker != first.worker or first.cause_event is None:
+    if first.cause_event is None:
+        return False
+    if finding.worker != first.worker and finding.cause_event == first.cause_event:
+        both = _explains_later(finding) and _explains_later(first)
+        return both or (finding.cls, finding.subtype) == (first.cls, first.subtype)
+    if finding.worker != first.worker:
         return False
     if not (_explains_later(finding) and _explains_later(first)):
         return False
@@ -70,6 +76,10 @@ def _fold(finding: Finding, first: Finding) -> None:
     first.blast_radius |= finding.blast_radius
     first.violations += finding.violations
     first.follows |= finding.follows
+    if finding.worker != first.worker:
+        lane = finding.worker if finding.pool_kind == "FULL" else f"{finding.worker} SWA"
+        at = "" if finding.first_bad_step is None else f", from step {finding.first_bad_step} on"
+        first.evidence.append(f"the {lane} lane shows it, too{at}")
     if (finding.cls, finding.subtype) != (first.cls, first.subtype):
         first.evidence.append(
             f"the same cause also gave {finding.cls} ({finding.subtype}) "
