@@ -120,7 +120,6 @@ def diagnose_trace(
     record = diagnosers[-1].record
     record.lost = bool(result.coverage.lost_events)
     record.done()
-    findings = [f for d in diagnosers for f in d.findings if _asked_for(f, d)]
     last_step = diagnosers[-1].follower.steps_seen()[0]
     refused = refused_state(reader.notes.ended, None if last_step == NOBODY else last_step)
     if refused is not None and not options.strict_upstream and _asked_for(refused, diagnosers[-1]):
