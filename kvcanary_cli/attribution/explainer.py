@@ -10,10 +10,13 @@ from kvcanary_cli.attribution.book import ONE_STEP
 from kvcanary_cli.attribution.chunk_ends import is_chunk_end
 from kvcanary_cli.attribution.damages import Damages, lane_of, row_offset
 from kvcanary_cli.attribution.ledger import TREE
+from kvcanary_cli.attribution.rules import lifetime_first
 from kvcanary_cli.attribution.rules.index import CELL_NOT_MAPPED
 from kvcanary_cli.replay.violations import CHAIN_POSITION, INPUT_ASSERT, VERIFY
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kvcanary_cli.attribution.book import FindingBook
     from kvcanary_cli.attribution.damage import Cause, Damage
     from kvcanary_cli.attribution.result import Finding
@@ -73,8 +76,9 @@ class Explainer:
         key = (*lane_of(chunk), slot, max(damage.came_event(), padded))
         finding = self._book.known.get(key)
         if finding is None:
-            finding = self._book.of_damage(self._cause(damage, chunk), damage)
-            self._book.known[key] = finding
+            others = self._of_others(damage, chunk, forward)
+            first = lifetime_first(damage, others, lambda d: self._cause(d, chunk))
+            finding = self._book.known[key] = self._book.of_damage(*first)
         if finding.pool_kind != chunk.pool_kind:
             finding.violations += 1
             self._book.by_slot[(*lane_of(chunk), slot)] = finding
@@ -111,6 +115,17 @@ class Explainer:
                 self._now.enter_writes(damage.forward)
                 return self._classifier.cause(damage)
         return self._classifier.cause(damage)
+
+    def _of_others(
+        self, damage: Damage, chunk: ViolationChunk, forward: Forward | None
+    ) -> Iterator[Damage]:
+        """The same slot as other readers of the forward, or of the sweep, met it."""
+        columns = chunk.columns
+        for k in np.flatnonzero((columns["slot"] == damage.slot) & ~columns["seam"]).tolist():
+            victim, _ = self._victim(chunk, k)
+            if victim not in (damage.victim, TREE):
+                position = int(columns["expected_position"][k])
+                yield self._damages.of(chunk, k, forward, damage.slot, position, victim)
 
     def _wrong_input(
         self, chunk: ViolationChunk, k: int, victim: int, forward: Forward | None

@@ -8,6 +8,7 @@ import numpy as np
 
 from kvcanary_cli.attribution.damage import Damage
 from kvcanary_cli.attribution.ledger import NOBODY
+from kvcanary_cli.attribution.rules import lifetime_first
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,30 +68,37 @@ class Overwritten:
         for k in self._overwritten.tolist():
             slot, row = int(slots[k]), int(rows[k])
             key = (forward.worker, "FULL", slot, int(writes.came(slots[k : k + 1])[0]))
-            if key in self._book.known or slot in shown:
+            if slot in shown:
                 continue
-            victim, position = int(now.codes[row]), int(now.read.positions[k])
-            damage = Damage(
-                worker=forward.worker,
-                pool_kind="FULL",
-                victim=victim,
-                row=int(forward.rows[row]),
-                position=position,
-                slot=slot,
-                stored_position=int(writes.position[slot]),
-                stored_token=NOBODY,
-                expected_token=None,
-                kv_only=False,
-                step=forward.step,
-                event=forward.event,
-                forward=forward,
-                true_position=None,
-                row_offset=0,
-                writes=writes,
-            )
-            finding = self._book.known[key] = self._book.of_damage(
-                self._classifier.cause(damage), damage
-            )
-            name = now.follower.names.name(victim)
-            self._book.enter(finding, slot, position, victim, name, forward.step)
+            damage, finding = self._damage(forward, k), self._book.known.get(key)
+            if finding is None:
+                same = self._overwritten[slots[self._overwritten] == slot]
+                others = (self._damage(forward, int(j)) for j in same if rows[j] != row)
+                first = lifetime_first(damage, others, self._classifier.cause)
+                finding = self._book.known[key] = self._book.of_damage(*first)
+            name = now.follower.names.name(damage.victim)
+            self._book.enter(finding, slot, damage.position, damage.victim, name, forward.step)
             finding.violations -= 1
+
+    def _damage(self, forward: Forward, k: int) -> Damage:
+        """What the ``k``-th entry that the forward reads found there."""
+        read, row = self._now.read, int(self._now.read.batch_rows[k])
+        writes, slot = self._now.follower.lane(forward.worker, "FULL"), int(read.slots[k])
+        return Damage(
+            worker=forward.worker,
+            pool_kind="FULL",
+            victim=int(self._now.codes[row]),
+            row=int(forward.rows[row]),
+            position=int(read.positions[k]),
+            slot=slot,
+            stored_position=int(writes.position[slot]),
+            stored_token=NOBODY,
+            expected_token=None,
+            kv_only=False,
+            step=forward.step,
+            event=forward.event,
+            forward=forward,
+            true_position=None,
+            row_offset=0,
+            writes=writes,
+        )

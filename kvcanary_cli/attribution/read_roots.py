@@ -52,9 +52,8 @@ class ReadRoots:
         for (name, event), slots in groups.items():
             if name == root.what:
                 yield replace(root, slots=tuple(slots))
-            elif name == LATE_CELL:
-                yield Root(LATE_CELL, event, tuple(slots))
             else:
+                # If that free took the slots from somebody, it is to blame for this, too.
                 freed = None if root.event == found.event else root.event
                 yield Root(name, event, tuple(slots), freed, root.by)
 

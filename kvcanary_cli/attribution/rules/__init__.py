@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kvcanary_cli.attribution.damage import Cause, Damage
 from kvcanary_cli.attribution.result import CERTAIN, POSSIBLE, PROBABLE, Culprit
 from kvcanary_cli.attribution.rules.content import ContentFacts
-from kvcanary_cli.attribution.rules.index import IndexFacts
+from kvcanary_cli.attribution.rules.index import CELLS_REWRITTEN, IndexFacts
 from kvcanary_cli.attribution.rules.inputs import InputFacts
 from kvcanary_cli.attribution.rules.lifetime import LifetimeFacts
 from kvcanary_cli.attribution.rules.misdirected import MisdirectedCopies
@@ -121,3 +121,25 @@ class Classifier:
 def _first(rules: Iterable[Callable[[Damage], Cause | None]], damage: Damage) -> Cause | None:
     found = (rule(damage) for rule in rules)
     return next((cause for cause in found if cause is not None), None)
+
+
+def lifetime_first(
+    damage: Damage, others: Iterable[Damage], cause_of: Callable[[Damage], Cause]
+) -> tuple[Cause, Damage]:
+    """The cause that comes first, and its reader, where several read one damaged slot.
+
+    Whose row was set to the slot when it was another's already tells less than whoever had named
+    it from before it was given back: lifetime facts come before index facts.
+
+    Args:
+        damage: As it was met first.
+        others: As other readers of the same forward met it; looked at only where it matters.
+        cause_of: Applies the rules.
+    """
+    cause = cause_of(damage)
+    if (cause.cls, cause.subtype) == ("stale_mapping", CELLS_REWRITTEN):
+        for other in others:
+            before = cause_of(other)
+            if before.cls == "use_after_free":
+                return before, other
+    return cause, damage

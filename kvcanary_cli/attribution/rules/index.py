@@ -12,6 +12,7 @@ from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, Culprit, RuledOut
 from kvcanary_cli.attribution.rules.facts import Facts
 
 CELL_NOT_MAPPED = "cell_not_mapped"
+CELLS_REWRITTEN = "cells_rewritten"
 ROW_NOT_AS_READ = "row_not_as_read"
 
 
@@ -258,7 +259,7 @@ class IndexFacts(Facts):
         nothing = damage.came_event() == NEVER
         return Cause(
             cls="stale_mapping",
-            subtype="cells_rewritten",
+            subtype=CELLS_REWRITTEN,
             group=(damage.victim, damage.row, self.context.row(damage.row).maps_between(held)),
             cause_event=held,
             corrupting_event=held,
