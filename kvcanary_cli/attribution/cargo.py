@@ -71,6 +71,8 @@ class Cargo:
         begun: Event at which its transfer began, ``NEVER`` without one.
         pool: Pool that it read, None = rows of a request's clean run.
         src, dst: [n] slots; ``src`` is -1 where it names no slot.
+        came: [n] events at which what it brought had come into ``src`` of the full pool, ``NEVER``
+            elsewhere.
         tokens, positions: [n] of what it brought, ``UNKNOWN_CONTENT`` = not told.
         owners: [n] name codes of who had ``dst``.
         stray: [n] bool, ``dst`` was nobody's that it was made for.
@@ -87,6 +89,7 @@ class Cargo:
     pool: str | None
     src: Ints
     dst: Ints
+    came: Ints
     tokens: Ints
     positions: Ints
     owners: NDArray[np.int32]

@@ -135,7 +135,8 @@ class CopyEvents:
 
         Who copies need not be who holds the slot. A transfer works for the request it names
         (``served``); a request that matched an entry has it loaded into slots of the prefix cache,
-        and the cache loads into slots of a request that matched. What has content already is
+        and the cache loads into slots of a request that matched; what a fork meant a copy for may
+        be filled by its parent. What has content already is
         nobody's to load but for who holds it, or matched it.
         """
         state, matches = self._rules.state, self._context.matches
@@ -145,6 +146,10 @@ class CopyEvents:
         mine: NDArray[np.bool_] = (holders == served) & (served != NOBODY)
         came, allocated = self._lane(*POOL_LANE["full"]).came(dst), state.alloc_event[dst]
         fresh = (allocated != NEVER) & (came < allocated)
+        forks = self._context.cow_event
+        if forks:
+            meant = np.array([slot in forks for slot in dst.tolist()], dtype=np.bool_)
+            mine |= fresh & meant
         if writer == TREE and served == NOBODY:
             mine |= (owners > TREE) & fresh & np.isin(owners, list(matches))
         elif writer != TREE and (owners == TREE).any():

@@ -41,6 +41,8 @@ class CargoNotes:
 
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
+        # Else nothing follows from it that a slot's owner is not known.
+        self._knows_owners = "alloc" in follower.header.records
 
     def copy(self, segment: Segment, row: int, event: int) -> None:
         """A ``copy`` event is about to be followed."""
@@ -117,7 +119,7 @@ class CargoNotes:
         reqs = {code, served, *np.unique(senders).tolist(), *owners[list(meant)].tolist()}
         reqs -= {NOBODY, UNKNOWN, FREE}
         had = owners[dst]
-        stray = ~np.isin(had, list(reqs))
+        stray = ~np.isin(had, list(reqs)) & (self._knows_owners | (had != UNKNOWN))
         if code != NOBODY:
             stray &= self._follower.copies.for_whom(dst, code, served) != had
         context.cargos.add(
@@ -132,6 +134,7 @@ class CargoNotes:
                 src=src,
                 # The event's own array would keep its whole segment.
                 dst=dst.copy(),
+                came=self._came(src) if pool == _FULL else np.full_like(src, NEVER),
                 tokens=tokens,
                 positions=positions,
                 owners=had,
@@ -150,6 +153,10 @@ class CargoNotes:
             known = owners > FREE
             senders[known] = owners[known]
         return senders
+
+    def _came(self, src: Ints) -> Ints:
+        """[n] when the content of slots of the full pool came there."""
+        return self._follower.lane(*POOL_LANE[_FULL]).came(src)
 
     def _meant(self, src: Ints, dst: Ints) -> dict[int, int]:
         """Slots that forks meant copies of ``src`` for, where these go elsewhere, to the entry."""
@@ -179,10 +186,9 @@ class CargoNotes:
         """What slots of the device hold: tokens, positions, writers [n]."""
         tokens, positions = nothing_known(len(src))
         follower = self._follower
-        came = follower.lane(*POOL_LANE[pool]).came(src)
         lane = None if follower.pool is None else follower.pool.lanes.get(("target", PoolKind.FULL))
         if pool == _FULL and lane is not None:
-            known = came != NEVER
+            known = self._came(src) != NEVER
             rows = get_rows(lane.group.k_head, src)
             tokens[known] = rows[known, FIELD_TOKEN]
             positions[known] = rows[known, FIELD_POSITION]

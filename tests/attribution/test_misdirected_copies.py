@@ -244,3 +244,37 @@ def test_a_copy_before_the_slot_was_given_is_not_to_blame() -> None:
     )
     (finding,) = diagnose(_HEAD, events).findings
     assert (finding.cls, finding.slots) == ("unwritten_read", {1, 2, 3})
+
+
+@pytest.mark.parametrize("records", [{"alloc"}, {"history"}, {"alloc", "history"}, set()])
+def test_a_cell_that_left_a_right_copy_is_to_blame_itself(records: set[str]) -> None:
+    """Whatever is recorded: what is read is empty, what was copied is where the row led."""
+    kept = [
+        {"kind": "history", "req": "B", "start": 0, "ids": [11, 12, 13]},
+        {"kind": "alloc", "owner": "B", "slots": [4, 5, 6, 10]},
+        {"kind": "map", "row": 2, "start": 0, "slots": [4, 5, 6]},
+        {"kind": "copy", "src": {"req": "B", "pos": [0, 1, 2]}, "dst": [4, 5, 6], "via": "rdma"}
+        | {"by": "B"},
+        {"kind": "map", "row": 2, "start": 1, "slots": [10]},
+        *decode("B", 19, 9, row=2, position=3, step=8),
+    ]
+    left_out = records - {"history"} if "history" in records else records
+    head = _HEAD | {"records": [r for r in _HEAD["records"] if r not in left_out]}
+    events = [event for event in kept if event["kind"] not in left_out]
+    found = diagnose(head, numbered(events)).findings
+    assert all(f.subtype != "wrong_pages" for f in found)
+    assert found
+
+
+@pytest.mark.parametrize("by", ["A", "B", None])
+@pytest.mark.parametrize("early", [True, False])
+def test_either_side_of_a_fork_may_copy_what_it_meant(by: str | None, early: bool) -> None:
+    """The parent too: the fork names the slot of its child."""
+    events = _forked({"by": by} if by else {}, early)
+    for event in events:
+        if event["kind"] == "copy":
+            event["dst"] = [_LACKING]
+    events += decode("B", 19, 9, row=2, position=3, step=8)
+    report = diagnose(_HEAD, numbered(events))
+    assert not report.findings
+    assert not report.ownership

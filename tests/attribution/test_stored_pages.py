@@ -85,6 +85,40 @@ def test_the_store_that_took_the_page_is_to_blame(
 
 
 @pytest.mark.parametrize("keyed", [True, False])
+@pytest.mark.parametrize("by", [{"by": "C"}, {}])
+@pytest.mark.parametrize("hops", [1, 2])
+def test_a_copy_of_what_was_loaded_is_not_to_blame(
+    keyed: bool, by: dict[str, str], hops: int
+) -> None:
+    """C gets copies of B's slots, none of which B read."""
+    moves: list[Event] = []
+    src = [4, 5, 6]
+    for dst in ([31, 32, 33], [34, 35, 36])[:hops]:
+        moves += [
+            {"kind": "alloc", "owner": "C", "slots": dst},
+            {"kind": "copy", "src": src, "dst": dst, "via": "d2d", **by},
+        ]
+        src = dst
+    events = numbered(
+        [
+            *_stay("A", 11, 1, [101, 102, 103], keyed, "tree"),
+            *_stay("X", 51, 2, [101, 102, 103], keyed, "X"),
+            *_MATCH,
+            *_load(keyed, [101, 102, 103], {"by": "B"})[:3],
+            {"kind": "history", "req": "C", "start": 0, "ids": [11, 12, 13]},
+            *moves,
+            {"kind": "map", "row": 4, "start": 0, "slots": src},
+            *decode("C", 15, 37, row=4, position=3, step=8),
+        ]
+    )
+    found = [f for f in diagnose(_HEAD, events).findings if f.victim == "C"]
+    (finding,) = found
+    assert (finding.cls, finding.subtype) == ("transfer_race", "stored_page_overwritten")
+    assert finding.cause_event == index_of(events, "copy", by="X")
+    assert finding.slots == set(src)
+
+
+@pytest.mark.parametrize("keyed", [True, False])
 @pytest.mark.parametrize("pages", [[102, 101, 103], [102, 103, 101], [101, 103, 102]])
 @pytest.mark.parametrize("used", [True, False])
 def test_a_load_that_pairs_its_pages_wrongly_is_to_blame_itself(

@@ -37,10 +37,11 @@ class StoredPages(Facts):
         writes, slot = damage.writes, damage.slot
         if writes.kind[slot] != BY_COPY or damage.pool_kind != "FULL" or damage.kv_only:
             return None
-        cargo = self.context.cargos.at(damage.writer_event())
-        entry = None if cargo is None else cargo.entry(slot)
-        if cargo is None or cargo.held is None or entry is None:
+        load = self._load(slot, damage.came_event())
+        if load is None:
             return None
+        cargo, entry, way = load
+        assert cargo.held is not None
         lost = self._lost(cargo, cargo.held[entry], damage)
         if lost is None:
             return None
@@ -71,9 +72,28 @@ class StoredPages(Facts):
                 f"the load at event {cargo.event}"
                 + ("" if cargo.key is None else f" of key {cargo.key}")
                 + " brought that",
+                *(f"the copy at event {one.event} moved it on" for one in way),
                 *self._served(damage, store, cargo),
             ],
         )
+
+    def _load(self, slot: int, came: int) -> tuple[Cargo, int, list[Cargo]] | None:
+        """The load that brought what came into ``slot`` at event ``came``.
+
+        Returns:
+            It, its entry, and the copies within the pool that moved the content on, first first.
+        """
+        way: list[Cargo] = []
+        while len(way) < _HOPS:
+            cargo = self.context.cargos.at(came)
+            entry = None if cargo is None else cargo.entry(slot)
+            if cargo is None or entry is None:
+                return None
+            if cargo.held is not None:
+                return cargo, entry, way[::-1]
+            way.append(cargo)
+            slot, came = int(cargo.src[entry]), int(cargo.came[entry])
+        return None
 
     def _lost(self, cargo: Cargo, held: Held, damage: Damage) -> _Lost | None:
         """Where the content was lost on its way through the tiers, latest first."""
