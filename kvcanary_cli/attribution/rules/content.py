@@ -74,6 +74,8 @@ class ContentFacts(Facts):
         return Cause(
             cls="payload_mutation",
             subtype="kv_bytes",
+            # What nobody is known to have done is one fault for each who met it.
+            group=(damage.victim, damage.pool_kind, self.window(damage)),
             cause_event=None,
             cause_window=self.window(damage),
             corrupting_event=None,
