@@ -10,16 +10,16 @@ from kvcanary_cli.attribution.damage import Cause
 from kvcanary_cli.attribution.result import Culprit, RuledOut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from kvcanary_cli.attribution.adding import Add
     from kvcanary_cli.attribution.follow import Follower
     from kvcanary_cli.attribution.result import Finding
     from kvcanary_cli.replay.forwards import Forward
 
     Ints = NDArray[np.int64]
-    Add = Callable[[Cause, str | None, int | None, Ints, Ints], None]
 
 _PREFIX = "namespace:"
 

@@ -17,10 +17,11 @@ from kvcanary_cli.attribution.ledger import FREE, NEVER, TREE
 from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, Culprit, RuledOut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from kvcanary_cli.attribution.adding import Add
     from kvcanary_cli.attribution.follow import Follower
     from kvcanary_cli.attribution.result import Finding
     from kvcanary_cli.attribution.snapshot import Snapshots
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from kvcanary_cli.replay.watcher import Reads
 
     Ints = NDArray[np.int64]
-    Add = Callable[[Cause, str | None, int | None, Ints, Ints], None]
 
 # Steps behind a free within which a launched overrun may still read.
 _OVERRUN_STEPS = 2

@@ -9,17 +9,14 @@ import numpy as np
 from kvcanary_cli.abi.constants import ForwardMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
-    from kvcanary_cli.attribution.damage import Cause
+    from kvcanary_cli.attribution.adding import Add
     from kvcanary_cli.attribution.ledger import Names
     from kvcanary_cli.attribution.rules.inputs import InputFacts
     from kvcanary_cli.replay.forwards import Forward
 
     Ints = NDArray[np.int64]
-    Add = Callable[[Cause, str | None, int | None, Ints, Ints], None]
 
 # Text positions follow from the lengths here; drafts and verified trees have schemes of their own.
 _TEXT_MODES = frozenset(

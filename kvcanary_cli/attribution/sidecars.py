@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,25 +16,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from kvcanary_cli.attribution.adding import Add
     from kvcanary_cli.attribution.follow import Follower
     from kvcanary_cli.replay.forwards import Forward
     from kvcanary_cli.trace.segment import Segment
 
     Ints = NDArray[np.int64]
-
-    class Add(Protocol):
-        """Takes a finding that no canary violation shows."""
-
-        def __call__(
-            self,
-            cause: Cause,
-            victim: str | None,
-            step: int | None,
-            slots: Ints,
-            positions: Ints,
-            *,
-            lane: tuple[str, str] = ("target", "FULL"),
-        ) -> None: ...
 
 
 class Sidecars:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,26 +19,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from kvcanary_cli.attribution.adding import Add
     from kvcanary_cli.attribution.copy_faults import CopyFaults
     from kvcanary_cli.attribution.ownership import OwnershipRules, Root
     from kvcanary_cli.attribution.read_roots import ReadRoots
     from kvcanary_cli.attribution.result import Finding, OwnershipFinding
 
     Ints = NDArray[np.int64]
-
-    class Add(Protocol):
-        """Takes a finding that no canary violation shows."""
-
-        def __call__(
-            self,
-            cause: Cause,
-            victim: str | None,
-            step: int | None,
-            slots: Ints,
-            positions: Ints,
-            *,
-            read: bool = True,
-        ) -> None: ...
 
 
 # Ownership rule to the class and sub-type that it stands for; None = the rule's own name.

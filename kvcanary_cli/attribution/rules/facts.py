@@ -49,6 +49,10 @@ class Facts:
             details=dict(details),
         )
 
+    def who(self, code: int) -> str:
+        """An owner in words."""
+        return "the prefix cache" if code == TREE else self.names.name(code) or "another"
+
     def held_since(self, damage: Damage) -> int:
         """Event since which the victim names the slot."""
         slot = damage.slot

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvcanary_cli.attribution.cargo import UNKNOWN_CONTENT
 from kvcanary_cli.attribution.damage import Cause, Damage
-from kvcanary_cli.attribution.ledger import BY_VERIFY, FREE, NEVER, TREE, UNKNOWN
+from kvcanary_cli.attribution.ledger import BY_VERIFY, FREE, NEVER, UNKNOWN
 from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, Culprit, RuledOut
 from kvcanary_cli.attribution.rules.facts import Facts
 
@@ -116,10 +116,7 @@ class MisdirectedCopies(Facts):
         elif owner == damage.victim:
             whose = "which its row does not name there"
         else:
-            whose = "which " + (
-                "the prefix cache" if owner == TREE else f"{self.names.name(owner)}"
-            )
-            whose += " had"
+            whose = f"which {self.who(owner)} had"
         brought = int(cargo.positions[entry])
         what = "its content" if brought == UNKNOWN_CONTENT else f"position {brought}"
         reader = self.names.name(damage.victim)

@@ -35,8 +35,8 @@ class WrongCopies(Facts):
         had = self._had_it(slot, writer)
         if had and not before:
             return None
-        name, since = self.names.name(writer), int(state.since[slot])
-        whose = self.names.name(owner)
+        name, since = self.who(writer), int(state.since[slot])
+        whose = self.who(owner)
         # Only the last tenants are known: an earlier one's copy may be under way for long.
         first = int(state.free_event[slot]) == NEVER or copy.begun_event != NEVER
         return Cause(
