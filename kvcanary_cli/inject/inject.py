@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvcanary_cli.errors import NothingCheckedError, UsageError
+from kvcanary_cli.errors import InputError, NothingCheckedError, UsageError
 from kvcanary_cli.inject.clean_run import CleanRun
 from kvcanary_cli.inject.kinds import KINDS
 from kvcanary_cli.inject.planting import build
@@ -70,14 +71,26 @@ def require_records(name: str, kind: FaultKind, records: frozenset[str]) -> None
 
 
 def refuse_existing(target: str, *, overwrite: bool) -> None:
-    """Refuse to write where something stands already.
+    """Refuse to write where something stands already, or where nothing can be written.
 
     Raises:
         UsageError: The trace or its truth exists, and ``overwrite`` is not given.
+        InputError: There is no such folder.
     """
     for path in (Path(target), truth_name(target)):
         if path.exists() and not overwrite:
             raise UsageError(f"{path} exists already", hint="give another name, or --overwrite")
+    try:
+        os.scandir(Path(target).parent).close()
+    except OSError as error:
+        raise _unwritable(target, error) from error
+
+
+def _unwritable(target: str, error: OSError) -> InputError:
+    return InputError(
+        f"{target}: cannot be written: {error.strerror or error}",
+        hint="choose another path for -o",
+    )
 
 
 def inject_faults(
@@ -189,13 +202,17 @@ def write_injected(
 
     Raises:
         UsageError: The suffix is unknown, or a file exists.
+        InputError: The file system refuses.
     """
     header = _second_rank(run.header) if kind.several_ranks else dict(run.header)
     refuse_existing(target, overwrite=overwrite)
     truth_path = truth_name(target)
-    with open_writer(target, header, overwrite=overwrite) as writer:
-        for event in events:
-            writer.write_event(event)
+    try:
+        with open_writer(target, header, overwrite=overwrite) as writer:
+            for event in events:
+                writer.write_event(event)
+    except OSError as error:
+        raise _unwritable(target, error) from error
     truth = {
         "schema_version": 1,
         "trace": Path(target).name,
@@ -205,7 +222,10 @@ def write_injected(
     }
     if kind.several_ranks:
         truth["compare_with"] = Path(source).name
-    truth_path.write_text(json.dumps(truth, indent=1) + "\n", encoding="utf-8")
+    try:
+        truth_path.write_text(json.dumps(truth, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(str(truth_path), error) from error
     return truth_path
 
 
