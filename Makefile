@@ -1,12 +1,14 @@
 # make demo: install into .venv and replay a real trace that holds a corruption.
 # make test: install the test tools, run lint, types and tests.
-# make test-engines: install real engines into build/engines and test the recorder on them.
+# make test-engines: install real engines into build/engines and test the recorder on them;
+#   ENGINES=sglang or ENGINES=vllm for one of them.
 # make bench: run all CPU benchmarks, one table; some minutes of CPU (docs/performance.md).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
+ENGINES ?= sglang vllm
 
 .PHONY: demo test lint types unit test-engines bench clean
 
@@ -26,10 +28,11 @@ types: $(VENV)/.installed-test
 unit: $(VENV)/.installed-test
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
-test-engines: $(VENV)/.installed-test
-	$(BIN)/python tests/engines/setup_sglang.py
-	$(BIN)/python tests/engines/setup_vllm.py
-	KVCANARY_ENGINES=1 $(BIN)/pytest tests/engines
+test-engines: $(VENV)/.installed-test $(ENGINES:%=engine-%)
+	KVCANARY_ENGINES="$(ENGINES)" $(BIN)/pytest -n $(WORKERS) --dist loadgroup tests/engines
+
+engine-%: $(VENV)/.installed-test
+	$(BIN)/python tests/engines/setup_$*.py
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.bench_all

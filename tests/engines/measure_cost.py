@@ -1,9 +1,11 @@
-"""What recording costs on SGLang's CPU engine.
+"""What recording costs on an engine's CPU backend.
 
-    python tests/engines/measure_cost.py [rounds]
+    python tests/engines/measure_cost.py sglang|vllm [ROUNDS]
 
-CPU time of the scheduler's thread: within the recorder's hooks, and beside them. It says more than
-runs with and without the recorder, which differ by more than that on a machine with other work.
+CPU time of the thread that schedules: within the recorder's hooks, and beside them. It says more
+than runs with and without the recorder, which differ by more than that on a machine with other
+work. Ways of recording take turns, ROUNDS times; a round before these compiles what is compiled on
+first use, and does not count. A ratio is of one run's two times; medians are shown.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.engines.runs import HERE, engine_env
-from tests.engines.setup_sglang import default_folder, set_up
+from tests.engines import runs, setup_sglang, setup_vllm, vllm_runs
+from tests.engines.environment import ROOT
 
 MODES: dict[str, dict[str, Any]] = {
     "without fingerprints": {},
@@ -27,54 +29,62 @@ MODES: dict[str, dict[str, Any]] = {
     "with --kv-hash all": {"kv_hash": "all"},
 }
 _LOAD = {"requests": 40, "gap": 4, "new_tokens": [10, 60]}
+_ENGINES = ("sglang", "vllm")
 
 
-def measure(options: dict[str, Any]) -> dict[str, float]:
+def _run(engine: str, description: Path) -> None:
+    """Have the engine's driver do the run that is described there."""
+    here = ROOT / "tests" / "engines"
+    if engine == "sglang":
+        command = [str(setup_sglang.ENVIRONMENT.python), str(here / "sglang_driver.py"), "1"]
+        env, asked = runs.engine_env(), f"{description}\n"
+    else:
+        command = [str(setup_vllm.ENVIRONMENT.python), str(here / "vllm_driver.py")]
+        command.append(str(description))
+        env, asked = vllm_runs.engine_env(VLLM_ENABLE_V1_MULTIPROCESSING="0"), ""
+    subprocess.run(command, input=asked, env=env, check=True, capture_output=True, text=True)
+
+
+def measure(engine: str, options: dict[str, Any]) -> dict[str, float]:
     """One run, per forward: CPU seconds beside the hooks, in them, and bytes of the trace."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         record = str(folder / "run.kvtrace")
         run = {"folder": name, "record": record, "record_options": options, **_LOAD}
         (folder / "run.json").write_text(json.dumps(run))
-        subprocess.run(
-            [str(set_up(default_folder())), str(HERE / "sglang_driver.py"), "1"],
-            input=f"{folder / 'run.json'}\n",
-            env=engine_env(),
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        _run(engine, folder / "run.json")
         result = json.loads((folder / "result.json").read_text())
         size = sum(p.stat().st_size for p in folder.glob("run.kvtrace/*/*"))
-    count = result["forwards"]
+    count = result["forwards" if engine == "sglang" else "launches"]
+    beside = result["thread_s"] - result["hook_s"]
     return {
-        "engine": (result["thread_s"] - result["hook_s"]) / count,
-        "hooks": result["hook_s"] / count,
+        "engine": beside / count * 1000,
+        "hooks": result["hook_s"] / count * 1000,
+        "ratio": result["thread_s"] / beside,
         "bytes": size / count,
     }
 
 
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    if len(sys.argv) < 2 or sys.argv[1] not in _ENGINES:
+        sys.exit(__doc__)
+    engine, rounds = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 3
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in MODES}
-    for _ in range(rounds):
+    for number in range(rounds + 1):
         for name, options in MODES.items():
-            taken[name].append(measure(options))
-
-    def median(name: str, what: str) -> float:
-        return statistics.median(one[what] for one in taken[name])
-
+            one = measure(engine, options)
+            if number:
+                taken[name].append(one)
     lines = [
         "| recording | engine, ms a forward | hooks, ms a forward | ratio "
         "| trace, bytes a forward |",
         "|---|---|---|---|---|",
     ]
-    for name in MODES:
-        engine, hooks = median(name, "engine") * 1000, median(name, "hooks") * 1000
+    for name, each in taken.items():
+        one = {what: statistics.median(run[what] for run in each) for what in each[0]}
         lines.append(
-            f"| {name} | {engine:.2f} | {hooks:.2f} | {1 + hooks / engine:.2f} "
-            f"| {median(name, 'bytes'):,.0f} |"
+            f"| {name} | {one['engine']:.2f} | {one['hooks']:.2f} | {one['ratio']:.2f} "
+            f"| {one['bytes']:,.0f} |"
         )
     sys.stdout.write("\n".join(lines) + "\n")
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.engines.setup_sglang import default_folder, interpreter
+from tests.engines.setup_sglang import ENVIRONMENT
+from tests.engines.waiting import STALLED_S, wait_until
 
 HERE = Path(__file__).parent
-_TIMEOUT_S = 600
-_POLL_S = 0.2
 _LONG = {"requests": 40, "gap": 7, "new_tokens": [10, 60]}
 _HASHED = {"tokens": "raw", "kv_hash": "all"}
 _CANARY = {**_LONG, "canary": True, "record_options": _HASHED}
@@ -149,7 +147,7 @@ class Run:
 
 def engine_env(**extra: str) -> dict[str, str]:
     """The environment that SGLang needs on this kind of machine."""
-    programs = str(interpreter(default_folder()).parent)
+    programs = str(ENVIRONMENT.python.parent)
     return {
         **os.environ,
         "PATH": os.pathsep.join([programs, os.environ.get("PATH", os.defpath)]),
@@ -177,7 +175,7 @@ class Runner:
         self._done: dict[str, Run] = {}
         self._log = (base / "driver.txt").open("w")
         self._driver = subprocess.Popen(
-            [str(interpreter(default_folder())), str(HERE / "sglang_driver.py")],
+            [str(ENVIRONMENT.python), str(HERE / "sglang_driver.py")],
             # The engine's canary and its speculation are Triton kernels.
             env=engine_env(TRITON_INTERPRET="1"),
             stdin=subprocess.PIPE,
@@ -210,13 +208,16 @@ class Runner:
         if name not in self._done:
             folder = self._base / name
             log = folder / "log.txt"
-            deadline = time.monotonic() + _TIMEOUT_S
-            while not (folder / "result.json").exists():
-                said = (log if log.exists() else self._base / "driver.txt").read_text()
-                assert not (folder / "failed").exists(), said[-4000:]
-                assert self._driver.poll() is None, said[-4000:]
-                assert time.monotonic() < deadline, said[-4000:]
-                time.sleep(_POLL_S)
+
+            def said() -> str:
+                return (log if log.exists() else self._base / "driver.txt").read_text()[-4000:]
+
+            def is_done() -> bool:
+                assert not (folder / "failed").exists(), said()
+                assert self._driver.poll() is None, said()
+                return (folder / "result.json").exists()
+
+            wait_until(is_done, self._base, said)
             result = json.loads((folder / "result.json").read_text())
             self._done[name] = Run(name, folder, result, log.read_text())
         return self._done[name]
@@ -225,5 +226,5 @@ class Runner:
         """End the process; a run that is under way is finished first."""
         assert self._driver.stdin is not None
         self._driver.stdin.close()
-        self._driver.wait(_TIMEOUT_S)
+        self._driver.wait(STALLED_S)
         self._log.close()

@@ -40,6 +40,20 @@ DESCRIPTION: dict[str, Any] = {
     "fault_step": 40,
     "seed": 1,
 }
+#: Serving arguments with which SGLang serves the tiny model on a CPU.
+ON_CPU: dict[str, Any] = {
+    "device": "cpu",
+    "load_format": "dummy",
+    "attention_backend": "torch_native",
+    "disable_cuda_graph": True,
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "dtype": "bfloat16",
+    "skip_server_warmup": True,
+    "max_total_tokens": 512,
+    "max_running_requests": 8,
+    "chunked_prefill_size": 32,
+}
 _IDLE_ROUNDS = 4
 _MOST_ROUNDS = 20_000
 
@@ -124,18 +138,8 @@ def build_scheduler(run: dict[str, Any], folder: Path) -> Any:
     draft = str(make_model(folder / "draft", architecture="LlamaForCausalLMEagle"))
     arguments = {
         "model_path": model,
-        "device": "cpu",
-        "load_format": "dummy",
-        "attention_backend": "torch_native",
-        "disable_cuda_graph": True,
-        "sampling_backend": "pytorch",
-        "grammar_backend": "none",
-        "dtype": "bfloat16",
-        "skip_server_warmup": True,
+        **ON_CPU,
         "random_seed": run["seed"],
-        "max_total_tokens": 512,
-        "max_running_requests": 8,
-        "chunked_prefill_size": 32,
         "disable_overlap_schedule": True,
         "api_key": "sk-not-to-be-recorded",
         **run["server_args"],

@@ -16,11 +16,13 @@ from kvcanary_cli.replay.driver import TARGET, Replay
 from kvcanary_cli.replay.options import ReplayOptions
 from kvcanary_cli.trace.reader import open_trace
 from tests.engines.runs import HERE, RUNS, Run, Runner, engine_env
-from tests.engines.setup_sglang import SGLANG, default_folder, interpreter
+from tests.engines.setup_sglang import ENVIRONMENT, SGLANG
 from tests.record.helpers import events, replay
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.xdist_group("sglang")
 
 CANARY = ("canary", "canary_overlap_page16", "canary_swa")
 CLEAN = ("radix", "mixed", "retraction", "page16", "overlap", "swa", *CANARY)
@@ -193,11 +195,10 @@ def test_the_engines_own_canary_has_the_recording_kept(done: Run) -> None:
 def without_gpu(sglang: Runner) -> dict[str, Any]:
     """What ``graph_script.py`` prints."""
     done = subprocess.run(
-        [str(interpreter(default_folder())), str(HERE / "graph_script.py")],
+        [str(ENVIRONMENT.python), str(HERE / "graph_script.py")],
         env=engine_env(TRITON_INTERPRET="1"),
         capture_output=True,
         text=True,
-        timeout=600,
         check=False,
     )
     lines = (line.partition(" ") for line in done.stdout.splitlines())
@@ -227,14 +228,13 @@ def test_rows_that_a_gpus_graph_adds_are_what_its_buffers_hold(
 def test_the_command_records_an_engine_with_its_own_processes(
     sglang: Runner, tmp_path: Path
 ) -> None:
-    python = str(interpreter(default_folder()))
+    python = str(ENVIRONMENT.python)
     command = [python, "-m", "kvcanary_cli", "record", "-o", str(tmp_path / "run.kvtrace"), "--"]
     done = subprocess.run(
         [*command, python, str(HERE / "engine_script.py"), str(tmp_path)],
         env=engine_env(),
         capture_output=True,
         text=True,
-        timeout=600,
         check=False,
     )
     assert "answers 8" in done.stdout, done.stderr[-3000:]

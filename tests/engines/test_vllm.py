@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import socket
 import subprocess
-import time
-import urllib.request
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from kvcanary_cli.trace.reader import open_trace
-from tests.engines.setup_vllm import VLLM, default_folder, set_up
-from tests.engines.vllm_runs import HERE, RUNS, Run, engine_env, run_all
+from tests.engines.setup_vllm import ENVIRONMENT, VLLM
+from tests.engines.vllm_runs import RUNS, Run, engine_env, run_all
 from tests.record.helpers import events, replay, steps
 
-if TYPE_CHECKING:
-    from pathlib import Path
+pytestmark = pytest.mark.xdist_group("vllm")
 
 CLEAN = ["prefix", "preemption", "ngram"]
 STEPS, REQUESTS = 300, 40
-_START_S = 600
-_KEY = "sk-not-to-be-recorded"
 
 #: Planted fault to the class that it must be called.
 CLASSES = {
@@ -38,15 +30,9 @@ CLASSES = {
 
 
 @pytest.fixture(scope="session")
-def python() -> str:
-    """The interpreter that has the engine; its environment is made if it is not there."""
-    return str(set_up(default_folder()))
-
-
-@pytest.fixture(scope="session")
-def runs(python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """The finished runs."""
-    return run_all(python, tmp_path_factory.mktemp("vllm"))
+    return run_all(tmp_path_factory.mktemp("vllm"))
 
 
 def _kinds(run: Run) -> Counter[str]:
@@ -206,75 +192,7 @@ def _writers(forward: dict[str, Any]) -> list[str]:
     return [req for req, count in zip(forward["reqs"], counts, strict=True) for _ in range(count)]
 
 
-def _ask(port: int, prompt: list[int], folder: Path) -> str:
-    body = {"model": str(folder / "model"), "prompt": prompt, "max_tokens": 20, "temperature": 0}
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/completions",
-        data=json.dumps(body).encode(),
-        headers={"Content-Type": "application/json", "Authorization": f"Bearer {_KEY}"},
-    )
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return str(json.load(answer)["choices"][0]["text"])
-
-
-def test_the_command_records_a_server_whose_workers_are_other_processes(
-    python: str, tmp_path: Path
-) -> None:
-    model = [python, str(HERE / "vllm_model.py"), str(tmp_path / "model")]
-    subprocess.run(model, check=True, timeout=300)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    arguments = "--load-format dummy --enforce-eager --block-size 32 --num-gpu-blocks-override 64 "
-    arguments += "--dtype bfloat16 --max-model-len 512 --max-num-seqs 8 --host 127.0.0.1 "
-    arguments += f"--max-num-batched-tokens 64 --port {port} --api-key {_KEY}"
-    server = [python, "-m", "vllm.entrypoints.openai.api_server"]
-    server += ["--model", str(tmp_path / "model"), *arguments.split()]
-    record = [python, "-m", "kvcanary_cli", "record", "-o", str(tmp_path / "run.kvtrace"), "--"]
-    with (tmp_path / "log.txt").open("w") as log:
-        process = subprocess.Popen(
-            [*record, *server], env=engine_env(), stdout=log, stderr=subprocess.STDOUT
-        )
-        try:
-            _wait_for(port, process, tmp_path / "log.txt")
-            prompt = list(range(5, 75))
-            answers = [_ask(port, [*prompt, 80 + k], tmp_path) for k in range(4)]
-            assert all(answers)
-            # What the engine did in the last second before it is killed is lost.
-            time.sleep(2)
-        finally:
-            process.send_signal(signal.SIGINT)
-            status = process.wait(120)
-    said = (tmp_path / "log.txt").read_text()
-    assert status == 0, said[-3000:]
-    assert "MultiprocExecutor runs the model in other processes" in said
-    (trace,) = (tmp_path / "run.kvtrace").glob("*.kvtrace")
-    header = open_trace(trace).header
-    assert header.tokens == "salted"
-    assert not header.starts_mid_run
-    assert _KEY not in json.dumps(header.raw)
-    kinds = Counter(event["kind"] for event in events(trace))
-    assert (kinds["finish"], kinds["match"]) == (4, 3)
-    assert len(steps(trace)) >= 4 * 20
-    diagnosis = replay(trace)
-    assert not diagnosis.ownership
-    assert not diagnosis.findings
-    assert diagnosis.replay.coverage.entries_verified > 5_000
-
-
-def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    for _ in range(_START_S):
-        time.sleep(1)
-        assert process.poll() is None, log.read_text()[-3000:]
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                return
-        except OSError:
-            continue
-    raise AssertionError(log.read_text()[-3000:])
-
-
-def test_without_the_variable_the_engine_is_not_touched(python: str) -> None:
+def test_without_the_variable_the_engine_is_not_touched() -> None:
     code = (
         "from vllm.plugins import load_general_plugins\n"
         "load_general_plugins()\n"
@@ -285,7 +203,7 @@ def test_without_the_variable_the_engine_is_not_touched(python: str) -> None:
     )
     env = {k: v for k, v in engine_env().items() if not k.startswith("KVCANARY_RECORD")}
     done = subprocess.run(
-        [python, "-c", code], env=env, capture_output=True, text=True, timeout=600, check=False
+        [str(ENVIRONMENT.python), "-c", code], env=env, capture_output=True, text=True, check=False
     )
     assert "loaded True" in done.stdout, done.stderr[-2000:]
     assert "hooked False" in done.stdout

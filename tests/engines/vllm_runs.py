@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.engines.setup_vllm import ENVIRONMENT
+from tests.engines.waiting import wait_until
+
 HERE = Path(__file__).parent
-_TIMEOUT_S = 1800
 _RAW = {"tokens": "raw"}
 _LONG = {"requests": 40, "prompt_tokens": [8, 160], "new_tokens": [20, 60], "gap": 16}
 _FAULT = {
@@ -119,9 +120,8 @@ def engine_env(**extra: str) -> dict[str, str]:
     }
 
 
-@cache
-def run_all(python: str, base: Path) -> dict[str, Run]:
-    """Run all of ``RUNS`` once with ``python``, with their files below ``base``."""
+def run_all(base: Path) -> dict[str, Run]:
+    """Run all of ``RUNS`` once, with their files below ``base``."""
     paths = []
     for name, differs in RUNS.items():
         folder = base / name
@@ -129,16 +129,23 @@ def run_all(python: str, base: Path) -> dict[str, Run]:
         description = {"folder": str(folder), "record": str(folder / "run.kvtrace"), **differs}
         (folder / "run.json").write_text(json.dumps(description))
         paths.append(str(folder / "run.json"))
-    done = subprocess.run(
-        [python, str(HERE / "vllm_driver.py"), *paths],
-        env=engine_env(VLLM_ENABLE_V1_MULTIPROCESSING="0"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
+    printed = base / "driver.txt"
+    with printed.open("w") as log:
+        driver = subprocess.Popen(
+            [str(ENVIRONMENT.python), str(HERE / "vllm_driver.py"), *paths],
+            env=engine_env(VLLM_ENABLE_V1_MULTIPROCESSING="0"),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+
+    def said() -> str:
+        return printed.read_text()[-4000:]
+
+    try:
+        wait_until(lambda: driver.poll() is not None, base, said)
+    finally:
+        driver.kill()
+    assert driver.returncode == 0, said()
     return {name: _load(base / name) for name in RUNS}
 
 

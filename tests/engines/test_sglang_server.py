@@ -1,0 +1,117 @@
+"""A real SGLang server, recorded by both ways in, asked over HTTP, and told to end."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import stat
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvcanary_cli.trace.reader import open_trace
+from tests.engines.driving import prompts_of
+from tests.engines.environment import ROOT
+from tests.engines.runs import engine_env
+from tests.engines.server import KEY, Server, free_port
+from tests.engines.setup_sglang import ENVIRONMENT
+from tests.engines.sglang_run import ON_CPU
+from tests.engines.waiting import wait_until
+from tests.record.helpers import events, replay, steps
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+pytestmark = pytest.mark.xdist_group("servers")
+
+REQUESTS = 40
+LOAD = {
+    "requests": REQUESTS,
+    "prefix_families": 4,
+    "prompt_tokens": [8, 90],
+    "new_tokens": [20, 60],
+}
+
+
+def _model(folder: Path) -> Path:
+    """The tiny model; written by the environment that has a tokenizer's library."""
+    code = (
+        "import sys, pathlib\n"
+        "from tests.engines.tiny_model import make_model\n"
+        "make_model(pathlib.Path(sys.argv[1]))\n"
+    )
+    python = str(ENVIRONMENT.python)
+    subprocess.run([python, "-c", code, str(folder / "model")], check=True, cwd=ROOT)
+    return folder / "model"
+
+
+def _launch(model: Path, port: int) -> list[str]:
+    words = [str(ENVIRONMENT.python), "-m", "sglang.launch_server", "--model-path", str(model)]
+    words += ["--host", "127.0.0.1", "--port", str(port), "--api-key", KEY]
+    for name, value in ON_CPU.items():
+        flag = f"--{name.replace('_', '-')}"
+        words += [flag] if value is True else [flag, str(value)]
+    return words
+
+
+def _way_in(way: str, launch: Sequence[str]) -> tuple[list[str], Mapping[str, str]]:
+    """The command and environment that have ``launch`` recorded into ``run.kvtrace``."""
+    if way == "variable":
+        return list(launch), engine_env(KVCANARY_RECORD="run.kvtrace")
+    record = [str(ENVIRONMENT.python), "-m", "kvcanary_cli", "record", "-o", "run.kvtrace", "--"]
+    return [*record, *launch], engine_env()
+
+
+def _finished(trace: Path) -> int:
+    """Requests of the load that have ended; the server's own health check is one more."""
+    ended = [event["req"] for event in events(trace) if event["kind"] == "finish"]
+    return sum(req.startswith("req-") for req in ended)
+
+
+@pytest.mark.parametrize("way", ["command", "variable"])
+def test_a_server_is_recorded_from_its_start_to_its_end(way: str, tmp_path: Path) -> None:
+    port = free_port()
+    command, env = _way_in(way, _launch(_model(tmp_path), port))
+    prompts = prompts_of(LOAD, random.Random(1))
+    bodies = [
+        {
+            "rid": f"req-{k}",
+            "input_ids": prompt,
+            "sampling_params": {"max_new_tokens": n, "temperature": 0.0, "ignore_eos": True},
+        }
+        for k, (prompt, n) in enumerate(prompts)
+    ]
+    recording = tmp_path / "run.kvtrace"
+
+    def is_told() -> bool:
+        """Whether all requests' ends are on the disk, which takes a second."""
+        return all(_finished(trace) == REQUESTS for trace in recording.iterdir())
+
+    with Server(command, port, tmp_path, env) as server:
+        server.wait_until_ready()
+        answers = server.ask_all("/generate", bodies)
+        wait_until(is_told, tmp_path, server.said)
+        status = server.stop(signal.SIGTERM)
+    said = server.said()
+    assert [len(answer["output_ids"]) for answer in answers] == [n for _, n in prompts]
+    # SGLang's server answers a SIGTERM by ending in good order.
+    assert status == 0, said[-4000:]
+    assert "recording into" in said
+    (trace,) = recording.iterdir()
+    header = open_trace(trace).header
+    assert header.tokens == "salted"
+    assert not header.starts_mid_run
+    assert KEY not in json.dumps(header.raw)
+    assert stat.S_IMODE((tmp_path / "run.kvtrace.key").stat().st_mode) == 0o600
+    assert _finished(trace) == REQUESTS
+    matches = [event for event in events(trace) if event["kind"] == "match"]
+    assert len(matches) > REQUESTS // 2
+    assert len(steps(trace)) >= 300
+    diagnosis = replay(trace)
+    assert not diagnosis.ownership
+    assert not diagnosis.findings
+    assert diagnosis.verdict == "clean"
+    assert diagnosis.replay.coverage.entries_verified > 10_000
