@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import os
+from typing import TYPE_CHECKING
 
-from kvcanary_cli.errors import KvCanaryError
-from kvcanary_cli.record.options import from_env
-from kvcanary_cli.record.triggers import SIGNAL, pull_on_signal
+from kvcanary_cli.record.entry import watch_if_asked
 
-log = logging.getLogger("kvcanary.record")
+if TYPE_CHECKING:
+    from kvcanary_cli.record.options import RecordOptions
 
 
 def attach() -> None:
@@ -18,19 +16,12 @@ def attach() -> None:
     Called at the start of every process below ``kvcanary record``. Whatever goes wrong here is
     logged and keeps nothing from starting.
     """
-    try:
-        options = from_env(os.environ)
-        if options is None:
-            return
-        if SIGNAL in options.triggers:
-            # Here and not with the first trace: the signal would end a process without a handler.
-            pull_on_signal(options.path)
-        from kvcanary_cli.record.sglang import watch as watch_sglang
-        from kvcanary_cli.record.vllm import watch as watch_vllm
+    watch_if_asked(_watch_all)
 
-        watch_sglang(options)
-        watch_vllm(options)
-    except KvCanaryError as error:
-        log.error("kvcanary: not recording: %s", error.message)
-    except Exception:
-        log.exception("kvcanary: not recording")
+
+def _watch_all(options: RecordOptions) -> None:
+    from kvcanary_cli.record.sglang import watch as watch_sglang
+    from kvcanary_cli.record.vllm import watch as watch_vllm
+
+    watch_sglang(options)
+    watch_vllm(options)

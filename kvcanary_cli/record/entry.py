@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
+from kvcanary_cli.errors import KvCanaryError
 from kvcanary_cli.record.options import RecordOptions, from_env
+from kvcanary_cli.record.triggers import SIGNAL, pull_on_signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvcanary_cli.record.recorder import Recorder
+
+
+log = logging.getLogger("kvcanary.record")
+
+
+def watch_if_asked(watch: Callable[[RecordOptions], object]) -> None:
+    """Call ``watch`` with the options in the environment, if ``KVCANARY_RECORD`` is there.
+
+    Whatever goes wrong is logged: an engine that loads a plugin may not outlive its errors.
+    """
+    try:
+        options = from_env(os.environ)
+        if options is None:
+            return
+        if SIGNAL in options.triggers:
+            # Here and not with the first trace: the signal would end a process without a handler.
+            pull_on_signal(options.path)
+        watch(options)
+    except KvCanaryError as error:
+        log.error("kvcanary: not recording: %s", error.message)
+    except Exception:
+        log.exception("kvcanary: not recording")
 
 
 class Entry:
@@ -54,6 +79,4 @@ class Entry:
 
     def plugin(self) -> None:
         """Entry point of the engine's plugins: records if ``KVCANARY_RECORD`` says so."""
-        options = from_env(os.environ)
-        if options is not None:
-            self.watch(options)
+        watch_if_asked(self.watch)

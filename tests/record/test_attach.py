@@ -112,6 +112,42 @@ def test_the_plugin_records_with_the_variable_alone(
     assert python(code, env=env).stdout.split() == ["True", "True", "True"]
 
 
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"KVCANARY_RECORD": "no-such-ending"},
+        {"KVCANARY_RECORD": "run.kvtrace", "KVCANARY_RECORD_OPTIONS": "[]"},
+        {"KVCANARY_RECORD": "run.kvtrace", "KVCANARY_RECORD_OPTIONS": '{"tokens": "rare"}'},
+        {"KVCANARY_RECORD": "run.kvtrace", "KVCANARY_RECORD_OPTIONS": '{"ring_bytes": "x"}'},
+    ],
+)
+def test_no_setting_of_the_plugin_stops_a_server(
+    engine: str, env: dict[str, str], python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    code = f"from kvcanary_cli.record.{engine} import plugin; plugin(); print('goes on')"
+    done = python(code, env=env)
+    assert done.stdout.split() == ["goes", "on"], done.stderr
+    assert "kvcanary: not recording: " in done.stderr
+
+
+def test_the_plugin_answers_the_signal_that_keeps_a_ring(
+    tmp_path: Path, python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    """Also in a process that has no trace yet; without a handler the signal would end it."""
+    options = {"triggers": ["signal"], "ring_bytes": 1 << 20}
+    env = {
+        "KVCANARY_RECORD": str(tmp_path / "run.kvtrace"),
+        "KVCANARY_RECORD_OPTIONS": json.dumps(options),
+    }
+    code = (
+        "import os, signal\n"
+        "from kvcanary_cli.record.vllm import plugin; plugin()\n"
+        "os.kill(os.getpid(), signal.SIGUSR2); print('goes on')\n"
+    )
+    assert python(code, env=env).stdout.split() == ["goes", "on"]
+
+
 def test_the_entry_point_is_declared() -> None:
     import tomllib
     from importlib import import_module
