@@ -29,7 +29,7 @@ unit: $(VENV)/.installed-test
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 test-engines: $(VENV)/.installed-test $(ENGINES:%=engine-%)
-	KVCANARY_ENGINES="$(ENGINES)" $(BIN)/pytest -n $(WORKERS) --dist loadgroup tests/engines
+	KVCANARY_ENGINES="$(ENGINES)" $(BIN)/pytest -n $(WORKERS) --dist loadfile tests/engines
 
 engine-%: $(VENV)/.installed-test
 	$(BIN)/python tests/engines/setup_$*.py

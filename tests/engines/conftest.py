@@ -27,19 +27,23 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 @pytest.fixture(scope="session")
-def sglang(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Runner]:
-    """Does runs of SGLang; those that the collected tests name are under way from the start."""
+def sglang_runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    """The process that does runs of SGLang; each worker of the tests has its own."""
     from tests.engines.runs import Runner
 
     runner = Runner(tmp_path_factory.mktemp("sglang"))
-    for item in request.session.items:
-        callspec = getattr(item, "callspec", None)
-        if callspec is not None and "done" in callspec.params:
-            runner.ask(callspec.params["done"])
     yield runner
     runner.close()
+
+
+@pytest.fixture(scope="module")
+def sglang(request: pytest.FixtureRequest, sglang_runner: Runner) -> Runner:
+    """Does runs of SGLang; those that a module's tests name are under way from its start."""
+    for item in request.session.items:
+        callspec = getattr(item, "callspec", None)
+        if item.path == request.path and callspec is not None and "done" in callspec.params:
+            sglang_runner.ask(callspec.params["done"])
+    return sglang_runner
 
 
 @pytest.fixture

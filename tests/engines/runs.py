@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.engines.setup_sglang import ENVIRONMENT
-from tests.engines.waiting import STALLED_S, wait_until
+from tests.engines.waiting import wait_until
 
 HERE = Path(__file__).parent
 _LONG = {"requests": 40, "gap": 7, "new_tokens": [10, 60]}
@@ -182,6 +183,7 @@ class Runner:
             stdout=self._log,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
 
     def ask(self, name: str) -> None:
@@ -223,8 +225,8 @@ class Runner:
         return self._done[name]
 
     def close(self) -> None:
-        """End the process; a run that is under way is finished first."""
-        assert self._driver.stdin is not None
-        self._driver.stdin.close()
-        self._driver.wait(STALLED_S)
+        """End the process, with the runs that nobody has waited for."""
+        if self._driver.poll() is None:
+            os.killpg(self._driver.pid, signal.SIGKILL)
+            self._driver.wait()
         self._log.close()

@@ -22,8 +22,6 @@ from tests.record.helpers import events, replay
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.xdist_group("sglang")
-
 CANARY = ("canary", "canary_overlap_page16", "canary_swa")
 CLEAN = ("radix", "mixed", "retraction", "page16", "overlap", "swa", *CANARY)
 STEPS, REQUESTS = 300, 40
@@ -191,7 +189,7 @@ def test_the_engines_own_canary_has_the_recording_kept(done: Run) -> None:
     assert (finding.cls, finding.victim) == ("stale_mapping", truth["req"])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def without_gpu(sglang: Runner) -> dict[str, Any]:
     """What ``graph_script.py`` prints."""
     done = subprocess.run(

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from tests.engines.runs import Run
 
-pytestmark = pytest.mark.xdist_group("sglang")
-
 STEPS = 300
 #: A server that only prefills has fewer steps.
 SHORT = {"prefill_server": 90}

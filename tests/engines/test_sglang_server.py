@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-pytestmark = pytest.mark.xdist_group("servers")
-
 REQUESTS = 40
 LOAD = {
     "requests": REQUESTS,

@@ -13,8 +13,6 @@ from tests.engines.setup_vllm import ENVIRONMENT, VLLM
 from tests.engines.vllm_runs import RUNS, Run, engine_env, run_all
 from tests.record.helpers import events, replay, steps
 
-pytestmark = pytest.mark.xdist_group("vllm")
-
 CLEAN = ["prefix", "preemption", "ngram"]
 STEPS, REQUESTS = 300, 40
 

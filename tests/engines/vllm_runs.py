@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,6 +137,7 @@ def run_all(base: Path) -> dict[str, Run]:
             env=engine_env(VLLM_ENABLE_V1_MULTIPROCESSING="0"),
             stdout=log,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
 
     def said() -> str:
@@ -144,7 +146,8 @@ def run_all(base: Path) -> dict[str, Run]:
     try:
         wait_until(lambda: driver.poll() is not None, base, said)
     finally:
-        driver.kill()
+        if driver.poll() is None:
+            os.killpg(driver.pid, signal.SIGKILL)
     assert driver.returncode == 0, said()
     return {name: _load(base / name) for name in RUNS}
 
