@@ -120,7 +120,7 @@ def _runner(executor: Any) -> tuple[Any, str]:
         worker = getattr(worker, "worker", worker)
         runner = getattr(worker, "model_runner", None)
     if runner is None:
-        by = "something" if executor is None else type(executor).__name__
+        by = "the executor" if executor is None else type(executor).__name__
         return None, f"{by} runs the model in other processes"
     if _module(runner) is None:
         kind = f"{type(runner).__module__}.{type(runner).__name__}"
