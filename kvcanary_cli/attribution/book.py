@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvcanary_cli.attribution.awaited import tell_awaited
 from kvcanary_cli.attribution.classes import remedy
 from kvcanary_cli.attribution.ledger import NOBODY, TREE
-from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, Finding
+from kvcanary_cli.attribution.result import CERTAIN, CONFIDENCES, PROBABLE, Finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,6 +33,7 @@ class FindingBook:
         names: Interned names.
         ended: Requests that ended, by code, with the event.
         notes: Of the reader: events that were lost.
+        records: Families that the trace recorded.
         has_swa: Whether there is a SWA pool.
 
     Attributes:
@@ -49,9 +50,16 @@ class FindingBook:
     """
 
     def __init__(
-        self, names: Names, ended: Mapping[int, int], notes: TraceNotes, *, has_swa: bool
+        self,
+        names: Names,
+        ended: Mapping[int, int],
+        notes: TraceNotes,
+        records: frozenset[str],
+        *,
+        has_swa: bool,
     ) -> None:
         self.names, self._ended, self._notes, self.has_swa = names, ended, notes, has_swa
+        self._records = records
         self.findings: list[Finding] = []
         self.known: dict[tuple[str, str, int, int], Finding] = {}
         self.by_slot: dict[tuple[str, str, int], Finding] = {}
@@ -92,6 +100,7 @@ class FindingBook:
     def new(
         self, cause: Cause, worker: str, pool_kind: str, victim: str | None, step: int | None
     ) -> Finding:
+        unseen = self._weigh_silence(cause)
         lost = self._weigh_gaps(cause, victim)
         finding = Finding(
             id=f"F{len(self.findings) + 1}",
@@ -110,6 +119,7 @@ class FindingBook:
             evidence=cause.evidence,
             remedy=remedy(cause.cls, cause.subtype),
             lost_within=lost,
+            unseen=unseen,
         )
         self.by_cause[self.cause_key(cause, worker, pool_kind)] = finding
         self.findings.append(finding)
@@ -149,6 +159,16 @@ class FindingBook:
             f"{lost} events before it were lost, the last ones after event {within[-1].after_i}"
         )
         return lost
+
+    def _weigh_silence(self, cause: Cause) -> tuple[str, ...]:
+        """Families that the trace lacks, and whose events would say otherwise."""
+        unseen = tuple(family for family in cause.rests_on if family not in self._records)
+        for family in unseen:
+            cause.confidence = max(cause.confidence, cause.rests_on[family], key=CONFIDENCES.index)
+            cause.evidence.append(
+                f"{family} events were not recorded: that there was none is not known"
+            )
+        return unseen
 
     def _begun_behind(self, req: str, gaps: int) -> int:
         """Behind how many of ``gaps`` gaps a request began for sure."""

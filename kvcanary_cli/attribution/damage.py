@@ -9,6 +9,8 @@ from kvcanary_cli.attribution.ledger import NEVER
 from kvcanary_cli.attribution.result import CERTAIN, Culprit, RuledOut
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvcanary_cli.attribution.context import Window
     from kvcanary_cli.attribution.ledger import Writes
     from kvcanary_cli.replay.forwards import Forward
@@ -79,6 +81,8 @@ class Cause:
     ``sources`` are slots that the damage was in before copies moved it to where it was met.
     ``other_side`` are evidence, told once even where other damage showed the cause before, which
     makes the cause as sure as ``confidence`` says, and a slot that is damaged as well, or None.
+    ``rests_on`` names families whose silence the conclusion rests on: where one of them was not
+    recorded, what was not seen may have happened, and the cause is at most so sure.
     """
 
     cls: str
@@ -93,6 +97,7 @@ class Cause:
     group: tuple[object, ...] | None = None
     follows: tuple[int, ...] = ()
     sources: tuple[int, ...] = ()
+    rests_on: Mapping[str, str] = field(default_factory=dict)
     awaited: Window | None = None
     other_side: tuple[str, int | None] | None = None
 

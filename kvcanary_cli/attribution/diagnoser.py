@@ -59,7 +59,9 @@ class Diagnoser:
         self.ends_in_gap = False
         follower = self.follower
         has_swa = bool(header.pool.swa_slots)
-        self.book = FindingBook(follower.names, follower.context.ended, notes, has_swa=has_swa)
+        self.book = FindingBook(
+            follower.names, follower.context.ended, notes, header.records, has_swa=has_swa
+        )
         self._classifier = Classifier(
             follower.rules.state,
             follower.context,

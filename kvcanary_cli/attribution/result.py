@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from kvcanary_cli.attribution.facts import FindingFacts
 
 CERTAIN, PROBABLE, POSSIBLE = "certain", "probable", "possible"
+#: From the surest on.
+CONFIDENCES = (CERTAIN, PROBABLE, POSSIBLE)
 
 DOUBLE_ALLOC = "double_alloc"
 DOUBLE_FREE = "double_free"
@@ -125,6 +127,7 @@ class Finding:
         follows: ``i`` of events that, if they are another finding's cause, are this one's too.
         sources: Slots that the damage was in before copies moved it.
         lost_within: Events lost in recording between what it rests on and the damage.
+        unseen: Families that were not recorded and whose silence it rests on.
     """
 
     id: str
@@ -154,3 +157,4 @@ class Finding:
     follows: set[int] = field(default_factory=set)
     sources: set[int] = field(default_factory=set)
     lost_within: int = 0
+    unseen: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ import numpy as np
 from kvcanary_cli.attribution.damage import Cause
 from kvcanary_cli.attribution.follow_copies import POOL_LANE
 from kvcanary_cli.attribution.ledger import NEVER
-from kvcanary_cli.attribution.result import Culprit, RuledOut
+from kvcanary_cli.attribution.result import PROBABLE, Culprit, RuledOut
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,6 +102,7 @@ class Sidecars:
                         f"{name} of these slots is not what was written",
                         "all of them now hold one value" if constant else "the values differ",
                     ],
+                    rests_on={"transfer": PROBABLE},
                 ),
                 self._follower.names.name(owner),
                 step,

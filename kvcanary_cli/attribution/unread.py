@@ -11,7 +11,7 @@ import numpy as np
 from kvcanary_cli.attribution import result as what
 from kvcanary_cli.attribution.damage import Cause
 from kvcanary_cli.attribution.read_roots import LATE_CELL
-from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, Culprit, RuledOut
+from kvcanary_cli.attribution.result import CERTAIN, POSSIBLE, PROBABLE, Culprit, RuledOut
 from kvcanary_cli.attribution.runner_up import runner_up
 
 if TYPE_CHECKING:
@@ -41,6 +41,13 @@ _CAUSES: dict[str, tuple[str, str | None]] = {
     what.PUBLISH_OF_FREE: ("prefix_index", None),
     what.MATCH_OF_FREE: ("prefix_index", "phantom_hit"),
     what.MATCH_OF_FOREIGN: ("prefix_index", "phantom_hit"),
+}
+# What would excuse a broken rule, if it happened and was not recorded.
+_EXCUSES = {
+    what.READ_BEFORE_WRITE: ("transfer",),
+    what.READ_OF_FOREIGN: ("prefix", "fork"),
+    what.FREE_BY_NON_OWNER: ("fork",),
+    what.OWN_BY_NON_OWNER: ("fork",),
 }
 _FREES = frozenset({what.FREE_BY_NON_OWNER, what.DOUBLE_FREE})
 _MET_BY_READING = what.READS | {what.READ_BEFORE_WRITE}
@@ -248,7 +255,15 @@ def _late_cell(found: OwnershipFinding, root: Root, roots: ReadRoots) -> Cause:
             f"owner {found.owner or 'the free list'}",
             "no damaged content was read in this trace",
         ],
+        rests_on=_rests_on(found),
     )
+
+
+def _rests_on(found: OwnershipFinding) -> dict[str, str]:
+    """Families that would tell of a share in the slots; nobody has one in the prefix cache's."""
+    if found.owner == "tree" and found.what != what.READ_BEFORE_WRITE:
+        return {}
+    return dict.fromkeys(_EXCUSES.get(found.what, ()), POSSIBLE)
 
 
 def _copied(cause: Cause, found: OwnershipFinding, rules: OwnershipRules) -> Cause:
@@ -312,4 +327,5 @@ def _cause(found: OwnershipFinding, root: Root, rules: OwnershipRules, roots: Re
         culprit=Culprit(req=by, step=found.step, event=found.event),
         ruled_out=[runner_up(found, root, cls, own)],
         evidence=evidence,
+        rests_on=_rests_on(found) if root.event == found.event else {},
     )

@@ -50,6 +50,17 @@ def confidence_line(finding: Finding) -> str:
     if finding.cause_event is None:
         meaning = "the damage is certain; what did it is not in the trace"
     line = f"{finding.confidence}: {meaning}"
+    if finding.unseen:
+        unseen = ", ".join(f"{name} ({WITHOUT[name]})" for name in finding.unseen)
+        line = (
+            f"{finding.confidence}: it rests on events that did not happen, of families that were "
+            f"not recorded: {unseen}; "
+            + (
+                "a sound engine may leave the same trace"
+                if finding.confidence == "possible"
+                else "such an event may be the cause instead"
+            )
+        )
     if finding.lost_within:
         line += f"; {count(finding.lost_within, 'lost event')} before it may hold another cause"
     return line

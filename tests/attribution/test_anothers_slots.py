@@ -55,7 +55,13 @@ def test_a_cell_that_was_set_to_anothers_slot(written: str) -> None:
     else:
         events += decode("A", 14, 4, row=1, position=3, step=3)
     events = numbered(events)
-    finding = _found(events)
+    finding = _found(events, HEAD | {"records": [*HEAD["records"], "prefix"]})
+    unsure = _found(events)
+    assert (unsure.cls, unsure.confidence, unsure.unseen) == (
+        "stale_mapping",
+        "probable",
+        ("prefix",),
+    )
     assert (finding.cls, finding.subtype) == ("stale_mapping", "cells_rewritten")
     assert finding.cause_event == index_of(events, "map", start=1)
     assert (finding.victim, finding.slots, finding.confidence) == ("A", {10}, "certain")

@@ -89,6 +89,7 @@ class ContentFacts(Facts):
                 if damage.seam
                 else "token, position and chain agree; the KV bytes changed with no known writer"
             ],
+            rests_on={"transfer": PROBABLE},
         )
 
     def foreign_content(self, damage: Damage) -> Cause | None:

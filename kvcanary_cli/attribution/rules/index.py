@@ -8,7 +8,7 @@ from kvcanary_cli.attribution.ledger import (
     BY_VERIFY,
     NEVER,
 )
-from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, Culprit, RuledOut
+from kvcanary_cli.attribution.result import CERTAIN, POSSIBLE, PROBABLE, Culprit, RuledOut
 from kvcanary_cli.attribution.rules.facts import Facts
 
 CELL_NOT_MAPPED = "cell_not_mapped"
@@ -156,6 +156,7 @@ class IndexFacts(Facts):
                 if kept
                 else f"slot {slot} holds the token of another position",
             ],
+            rests_on={"transfer": POSSIBLE},
         )
 
     def anothers_slot(self, damage: Damage) -> Cause | None:
@@ -168,6 +169,7 @@ class IndexFacts(Facts):
             return None
         owner = self.names.name(int(self.state.owner[slot]))
         cause = self._cells(damage, held)
+        cause.rests_on = {"prefix": PROBABLE}
         cause.ruled_out = [
             RuledOut("use_after_free", f"slot {slot} was {owner}'s already when the cell was set")
         ]
@@ -221,7 +223,11 @@ class IndexFacts(Facts):
         held = self.held_since(damage)
         if held == NEVER or held < damage.came_event():
             return None
-        return self._cells(damage, held)
+        cause = self._cells(damage, held)
+        if int(self.state.owner[damage.slot]) == damage.victim:
+            # A copy may have put what is read there; nobody moves what is shared.
+            cause.rests_on = {"transfer": POSSIBLE}
+        return cause
 
     def cell_set_behind_copy(self, damage: Damage) -> Cause | None:
         """A copy brought what the row names, and the cell was set to another slot of it since."""

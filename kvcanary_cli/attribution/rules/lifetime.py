@@ -78,6 +78,7 @@ class LifetimeFacts(Facts):
             culprit=Culprit(req=publisher, step=None, event=published),
             ruled_out=[RuledOut("unwritten_read", f"the slot was published at event {published}")],
             evidence=evidence,
+            rests_on={"transfer": POSSIBLE},
         )
 
     def _unwritten(self, damage: Damage, allocated: int) -> Cause:
@@ -101,6 +102,7 @@ class LifetimeFacts(Facts):
                 f"slot {slot} allocated {at_event(allocated)}, no write and no copy since",
                 f"last written by {former}" if former is not None else "never written",
             ],
+            rests_on={"transfer": POSSIBLE},
         )
         whose = "the reader owns" if owner == damage.victim else f"{self.names.name(owner)} owns"
         if owner > TREE:

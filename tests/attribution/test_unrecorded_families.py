@@ -1,0 +1,122 @@
+"""A correct engine, one family of records not recorded: what was not seen may have happened."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvcanary_cli.report.finding_coverage import confidence_line
+from tests.attribution.events import HEAD, decode, decode_step, extend, life, numbered
+from tests.attribution.helpers import diagnose
+
+if TYPE_CHECKING:
+    from kvcanary_cli.attribution.diagnose import Diagnosis
+
+Event = dict[str, Any]
+ALL = [*HEAD["records"], "prefix", "fork", "spec", "launch"]
+KINDS = {
+    "transfer": ("copy", "transfer_begin", "transfer_end"),
+    "prefix": ("publish", "match", "unpublish"),
+    "fork": ("fork",),
+}
+
+
+def without(family: str, events: list[Event]) -> Diagnosis:
+    """The same engine, and a recorder that did not note ``family``; empty = it noted all."""
+    head = HEAD | {"records": [name for name in ALL if name != family]}
+    kept = [e for e in events if e["kind"] not in KINDS.get(family, ())]
+    return diagnose(head, numbered(kept))
+
+
+def _brought(via: str) -> list[Event]:
+    """Another worker computed A's prompt, and a transfer brought it."""
+    ids = {"kind": "history", "req": "A", "start": 0, "ids": [1, 2, 3]}
+    copy = {"kind": "copy", "src": {"req": "A", "pos": [0, 1, 2]}, "dst": [1, 2, 3], "via": via}
+    alloc = {"kind": "alloc", "owner": "A", "slots": [1, 2, 3]}
+    cells = {"kind": "map", "row": 1, "start": 0, "slots": [1, 2, 3]}
+    return [ids, alloc, cells, copy | {"by": "A"}, *decode("A", 4, 4, 1, 3, 1)]
+
+
+def _moved() -> list[Event]:
+    """A's slots are moved to others, and its row follows."""
+    return [
+        *life("A", [1, 2, 3], [1, 2, 3], row=1, step=1),
+        {"kind": "alloc", "owner": "A", "slots": [11, 12, 13]},
+        {"kind": "copy", "src": [1, 2, 3], "dst": [11, 12, 13], "via": "d2d", "by": "A"},
+        {"kind": "map", "row": 1, "start": 0, "slots": [11, 12, 13]},
+        {"kind": "free", "owner": "A", "slots": [1, 2, 3]},
+        *decode("A", 4, 4, 1, 3, 2),
+    ]
+
+
+def _permuted() -> list[Event]:
+    """A's slots change places among themselves."""
+    return [
+        *life("A", [1, 2, 3], [1, 2, 3], row=1, step=1),
+        {"kind": "copy", "src": [1, 2, 3], "dst": [2, 3, 1], "via": "d2d", "by": "A"},
+        {"kind": "map", "row": 1, "start": 0, "slots": [2, 3, 1]},
+        *decode("A", 4, 4, 1, 3, 2),
+    ]
+
+
+def _compacted() -> list[Event]:
+    """Nodes 0 and 2 of a draft are accepted; node 2 moves beside node 0."""
+    verify = decode_step(2, "A", 1, 4, 3, 4) | {
+        "forward_mode": "TARGET_VERIFY",
+        "seq_lens": [3],
+        "draft_token_num": 3,
+        "input_ids": [4, 8, 5],
+        "positions": [3, 4, 4],
+        "out_cache_loc": [4, 5, 6],
+        "tree": {"parent": [-1, 0, 0]},
+    }
+    return [
+        *life("A", [1, 2, 3], [1, 2, 3], row=1, step=1),
+        {"kind": "history", "req": "A", "start": 3, "ids": [4]},
+        {"kind": "alloc", "owner": "A", "slots": [4, 5, 6]},
+        {"kind": "map", "row": 1, "start": 3, "slots": [4, 5, 6]},
+        verify,
+        {"kind": "accept", "req": "A", "nodes": [0, 2], "tokens": [4, 5, 6], "committed_len": 5},
+        {"kind": "history", "req": "A", "start": 4, "ids": [5, 6]},
+        {"kind": "copy", "src": [6], "dst": [5], "via": "d2d", "by": "A"},
+        decode_step(3, "A", 1, 6, 5, 6),
+    ]
+
+
+def _published_first() -> list[Event]:
+    """The cache gets slots that a load fills, and B is served from there."""
+    return [
+        *life("A", [1, 2, 3], [1, 2, 3], row=1, step=1),
+        {"kind": "alloc", "owner": "tree", "slots": [11, 12]},
+        {"kind": "copy", "src": [1, 2], "dst": [11, 12], "via": "load", "by": "tree"},
+        {"kind": "publish", "entry": "e", "slots": [11, 12]},
+        {"kind": "history", "req": "B", "start": 0, "ids": [1, 2, 9]},
+        {"kind": "match", "req": "B", "entry": "e", "slots": [11, 12]},
+        {"kind": "alloc", "owner": "B", "slots": [13]},
+        {"kind": "map", "row": 2, "start": 0, "slots": [11, 12, 13]},
+        extend(2, "B", 2, 2, [9], [13]),
+    ]
+
+
+MOVES = {
+    "rdma": _brought("rdma"),
+    "load": _brought("load"),
+    "defrag": _moved(),
+    "permuted": _permuted(),
+    "draft": _compacted(),
+    "cache": _published_first(),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_what_a_copy_may_have_done_is_never_certain(name: str) -> None:
+    assert without("", MOVES[name]).verdict == "clean"
+    findings = without("transfer", MOVES[name]).findings
+    assert findings
+    for finding in findings:
+        assert (finding.confidence, finding.unseen) == ("possible", ("transfer",))
+        line = confidence_line(finding)
+        assert line.startswith("possible: ")
+        assert "transfer (copies are not known)" in line
+        assert any("transfer events were not recorded" in text for text in finding.evidence)
