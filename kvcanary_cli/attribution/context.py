@@ -309,12 +309,6 @@ class Context:
                 return window
         return None
 
-    def forget_request(self, req: int) -> None:
-        """``req`` is gone for good: drop what only its own forwards would need."""
-        self.matches.pop(req, None)
-        self.accepts.pop(req, None)
-        self.gets.pop(req, None)
-
 
 def transfer_key(value: Any) -> str | None:
     """A transfer's id as text, None without one."""

@@ -102,6 +102,7 @@ class Diagnoser:
 
     def event(self, segment: Segment, k: int, kind: str, row: int) -> None:
         self.book.event_now = int(segment.index[k])
+        self.follower.begins(segment, kind, row, int(segment.index[k]))
         if self.follower.pool is None and self.replay is not None:
             self.follower.pool = self.replay.pool
         if kind == "sidecar_hash":

@@ -90,11 +90,11 @@ class EventRuns:
         slots, counts = _lists(table, "slots", row, stop)
         owners = table.columns["owner"].values[row:stop].tolist()
         names = [segment.strings[code] for code in owners]
+        for name, event in zip(names, events.tolist(), strict=True):
+            self._begin_again(name, event)
         codes = np.array([self._rules.names.code(name) for name in names], dtype=np.int32)
         if not self._rules.alloc_free(np.repeat(codes, counts), slots, np.repeat(events, counts)):
             return False
-        for name, event in zip(names, events.tolist(), strict=True):
-            self._begin_again(name, event)
         self._rules.last_alloc.update(zip(codes.tolist(), events.tolist(), strict=True))
         return True
 

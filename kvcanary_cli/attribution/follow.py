@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
+# Kinds by which a request may begin before it gets slots, and the field that names it.
+_BEGINS = {"match": "req", "fork": "child"}
+
+
 class Follower:
     """The ledger's side of a replay: everything but the conclusions.
 
@@ -113,9 +117,15 @@ class Follower:
 
     def event(self, segment: Segment, k: int, kind: str, row: int) -> None:
         """Apply one event; kinds that say nothing about ownership pass."""
+        self.begins(segment, kind, row, int(segment.index[k]))
         handler = self._handlers.get(kind)
         if handler is not None and not self._runs.covers(segment, k, kind, row):
             handler(segment, row, int(segment.index[k]))
+
+    def begins(self, segment: Segment, kind: str, row: int, event: int) -> None:
+        """Look at a match or a fork, by which a request may begin; an alloc does it by itself."""
+        if kind in _BEGINS:
+            self._begin_again(segment.text(kind, _BEGINS[kind], row) or "", event)
 
     def applied_to(self, segment: Segment) -> int:
         """Events of ``segment`` before this one have been applied already."""
@@ -193,15 +203,9 @@ class Follower:
         facts.release(event, self.names.code(segment.text("row_release", "req", row) or ""))
 
     def _begin_again(self, owner: str, event: int) -> None:
-        """An ended request that gets slots is a new one under an old name.
-
-        What the former one still owns is reported when the new one ends.
-        """
-        code = self.names.code(owner)
-        if self._end_steps.pop(code, None) is not None:
-            self.context.ended.pop(code, None)
-            self.context.forget_request(code)
-            self.rules.born[code] = event
+        """An ended request that is served or gets slots is a new one under an old name."""
+        if self.names.code(owner) in self._end_steps:
+            self.names.begin_again(owner, event)
 
     def _end(self, kind: str, segment: Segment, row: int, event: int) -> None:
         self.note_end(

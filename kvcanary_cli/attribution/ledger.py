@@ -54,11 +54,17 @@ NOBODY = -1
 
 
 class Names:
-    """Requests and other owners as small integers."""
+    """Requests and other owners as small integers.
+
+    A request that comes under the name of one that ended gets a number of its own: the name means
+    the newest.
+    """
 
     def __init__(self) -> None:
         self._names: list[str] = ["?", "free", "tree"]
         self._codes: dict[str, int] = {"tree": TREE}
+        # Of names that came back: where each of their requests began, and its number.
+        self._lives: dict[str, list[tuple[int, int]]] = {}
 
     def code(self, name: str) -> int:
         code = self._codes.get(name)
@@ -66,6 +72,24 @@ class Names:
             code = self._codes[name] = len(self._names)
             self._names.append(name)
         return code
+
+    def begin_again(self, name: str, event: int) -> None:
+        """From ``event`` on, ``name`` is another request's."""
+        lives = self._lives.setdefault(name, [(NEVER, self.code(name))])
+        code = self._codes[name] = len(self._names)
+        self._names.append(name)
+        lives.append((event, code))
+
+    def code_at(self, name: str, event: int) -> int:
+        """Whose ``name`` was at ``event``."""
+        lives = self._lives.get(name)
+        if lives is None:
+            return self.code(name)
+        return next(code for since, code in reversed(lives) if since <= event)
+
+    def former(self, name: str) -> list[int]:
+        """The requests that had ``name`` before the one that has it now."""
+        return [code for _since, code in self._lives.get(name, ())[:-1]]
 
     def find(self, name: str) -> int | None:
         return self._codes.get(name)

@@ -84,8 +84,6 @@ class OwnFreeReads:
         state, ended = self._follower.rules.state, self._follower.context.ended
         mine = (state.owner[slots] == FREE) & (state.last_owner[slots] == codes[reader_rows])
         mine &= (slots != 0) & (state.free_event[slots] != NEVER)
-        if mine.any():
-            mine &= ~self._follower.rules.of_former(slots)
         if not mine.any():
             return
         for row in np.unique(reader_rows[mine]).tolist():

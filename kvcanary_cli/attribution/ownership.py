@@ -51,8 +51,6 @@ class OwnershipRules:
         self._forks: dict[int, deque[tuple[int, Ints]]] = {}
         # [slots] scratch of _all_different.
         self._place: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
-        # Code of a name that came back after its request's end, to the event of its first alloc.
-        self.born: dict[int, int] = {}
         # The last alloc of each owner.
         self.last_alloc = ByCode()
 
@@ -107,7 +105,21 @@ class OwnershipRules:
         return True
 
     def free(self, owner: str, slots: Ints, event: int, reason: str | None) -> None:
-        state, code = self.state, self.names.code(owner)
+        for code, mine in self._by_life(owner, slots):
+            self._free(code, mine, event, reason)
+
+    def _by_life(self, owner: str, slots: Ints) -> list[tuple[int, Ints]]:
+        """``slots`` that ``owner`` gives away: what a former request of that name has, it gives."""
+        code, former = self.names.code(owner), self.names.former(owner)
+        if not former:
+            return [(code, slots)]
+        owners = self.state.owner[slots]
+        its = [(one, slots[owners == one]) for one in former]
+        rest = slots[~np.isin(owners, former)]
+        return [(one, mine) for one, mine in [*its, (code, rest)] if len(mine)]
+
+    def _free(self, code: int, slots: Ints, event: int, reason: str | None) -> None:
+        state = self.state
         if (
             (state.owner[slots] != code).any()
             or (state.bad_event[slots] != NEVER).any()
@@ -145,7 +157,12 @@ class OwnershipRules:
                 state.bad_event[slot], state.bad_what[slot] = NEVER, 0
 
     def own(self, giver: str, owner: str, slots: Ints, event: int, *, visible: bool) -> None:
-        state, code, taker = self.state, self.names.code(giver), self.names.code(owner)
+        lives, taker = self._by_life(giver, slots), self.names.code(owner)
+        for code, mine in lives:
+            self._own(code, taker, mine, event, visible=visible)
+
+    def _own(self, code: int, taker: int, slots: Ints, event: int, *, visible: bool) -> None:
+        state = self.state
         # What the taker has already is only named again.
         theirs = state.owner[slots] == taker
         free = state.owner[slots] == FREE
@@ -217,7 +234,7 @@ class OwnershipRules:
         state = self.state
         owners = state.owner[slots]
         foreign = (owners > TREE) & (owners != readers) & ~state.shared[slots]
-        free = (owners == FREE) & ((state.last_owner[slots] != readers) | self.of_former(slots))
+        free = (owners == FREE) & (state.last_owner[slots] != readers)
         unwritten = (
             (state.alloc_event[slots] != NEVER)
             & (written_event < state.alloc_event[slots])
@@ -238,16 +255,6 @@ class OwnershipRules:
             for reader in np.unique(readers[hit]).tolist():
                 self.broken.report(name, slots[hit & (readers == reader)], reader, event, step)
         return bad
-
-    def of_former(self, slots: Ints) -> NDArray[np.bool_]:
-        """[n] which ``slots`` were last freed by a request whose name another one has by now."""
-        state = self.state
-        if not self.born:
-            return np.zeros(len(slots), dtype=np.bool_)
-        codes = state.free_by[slots].tolist()
-        born = np.array([self.born.get(code, NEVER) for code in codes], dtype=np.int64)
-        former: NDArray[np.bool_] = state.free_event[slots] < born
-        return former
 
     def write(
         self, slots: Ints, writers: NDArray[np.int32], event: int, step: int | None

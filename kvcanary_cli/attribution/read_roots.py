@@ -45,7 +45,7 @@ class ReadRoots:
         if found.what not in what.READS or owner_did_it or found.actor is None:
             yield root
             return
-        reader = self._follower.names.code(found.actor)
+        reader = self._follower.names.code_at(found.actor, found.event)
         groups: dict[tuple[str, int], list[int]] = {}
         for slot in root.slots:
             groups.setdefault(self._of_slot(found, root, reader, slot), []).append(slot)
@@ -72,5 +72,5 @@ class ReadRoots:
 
     def cell(self, found: OwnershipFinding, slot: int) -> Cell | None:
         """What led a read to ``slot``."""
-        code = self._follower.names.code(found.actor or "")
+        code = self._follower.names.code_at(found.actor or "", found.event)
         return self._cells.cell(found.event, code, slot)

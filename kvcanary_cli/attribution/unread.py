@@ -133,7 +133,7 @@ def _late(
     if any(f.event == freed and f.what in _FREES for f in rules.findings):
         # Who freed what it never had gave nothing back.
         return None
-    launched = launches.get((rules.names.code(found.actor), step))
+    launched = launches.get((rules.names.code_at(found.actor, found.event), step))
     known = launched is not None and launched < freed
     if not known and (launched is not None or _runs(found.actor, found, rules)):
         return None
@@ -191,9 +191,12 @@ def _follow(
         finding.blast_radius[victim] = None
 
 
-def _runs(req: str | None, found: OwnershipFinding, rules: OwnershipRules) -> bool:
-    """Whether ``req`` had not ended when the rule broke."""
-    ended = None if req is None else rules.ended.get(rules.names.code(req))
+def _runs(
+    req: str | None, found: OwnershipFinding, rules: OwnershipRules, *, before: bool = False
+) -> bool:
+    """Whether ``req`` had not ended when the rule broke; ``before``: it was there before that."""
+    at = found.event - 1 if before else found.event
+    ended = None if req is None else rules.ended.get(rules.names.code_at(req, at))
     return ended is None or ended > found.event
 
 
@@ -217,7 +220,7 @@ def _covers(finding: Finding, found: OwnershipFinding, root: Root, slot: int) ->
 def _victim(found: OwnershipFinding, rules: OwnershipRules) -> str | None:
     if found.what in _MET_BY_READING or found.what in what.MATCHES:
         return found.actor
-    if found.owner == "tree" or not _runs(found.owner, found, rules):
+    if found.owner == "tree" or not _runs(found.owner, found, rules, before=True):
         return None
     return found.owner
 

@@ -49,7 +49,7 @@ def followed(head: Event, events: Sequence[Event], **options: Any) -> dict[str, 
         "reasons": state.reasons,
         "chains": follower.free_chain.tolist(),
         "ended": context.ended,
-        "born": follower.rules.born,
+        "lives": follower.names._lives,
         "allocs": {code: follower.rules.last_alloc.get(code, -1) for code in range(len(names))},
         "steps": (
             follower.steps_seen(),

@@ -281,6 +281,9 @@ def take_match(state, columns, at, event):  # type: ignore[no-untyped-def]
     req = named(columns, _C_MATCH_REQ, at)
     if req < 0 or load_i64(state, _WATCHES_MATCHES) != 0:
         return _GENERAL
+    if load_i64(facts_of(state, req), _GONE) != 0:
+        # Another request of that name begins.
+        return _GENERAL
     listed = load_i64(state, _MATCHED_COUNT)
     if lacks_names(state, 1) or listed == LIST_ROOM:
         return _ROOM
