@@ -104,7 +104,7 @@ class CompiledLedger:
         context = self._follower.context
         state, writes = self._follower.rules.state, self._writes
         arrays: dict[State, NDArray[Any]] = {
-            State.OWNERSHIP: state.records,
+            State.PAST: state.past,
             State.WRITES: writes.records,
             State.BATCH_SLOTS: context.batch_row_slot.slots.values,
             State.BATCH_STEPS: context.batch_row_slot.steps.values,
@@ -113,7 +113,6 @@ class CompiledLedger:
             State.RELEASED: context.table.released,
             State.RAN: context.table.ran,
             State.RAN_COUNT: context.table.ran_count,
-            State.FREE_CHAIN: self._follower.free_chain,
         }
         fixed = np.zeros(len(arrays) + 1, dtype=np.int64)
         fixed[0] = 1

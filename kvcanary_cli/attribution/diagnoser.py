@@ -180,8 +180,10 @@ class Diagnoser:
         lane = self.replay.pool.lanes.get((worker, PoolKind.FULL))
         known = None if lane is None else lane.known
         writes = self.follower.lane(worker, "FULL")
-        if known is not None and writes.settle is None:
-            known.keep_reads(writes.reads)
+        if lane is not None and known is not None and writes.settle is None:
+            if worker == "target":
+                lane.move_records(self.follower.rules.state.records)
+            writes.reads = known.keep_reads(writes.reads)
             writes.settle = known.settle
 
     def _read_again(self, forward: Forward, reads: Reads, broken: Ints) -> None:

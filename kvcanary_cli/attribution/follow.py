@@ -58,7 +58,6 @@ class Follower:
         writes: Lane to its writers.
         context: What is not slot by slot.
         copies: Enters transfers and copies.
-        free_chain: [slots] chain value that a slot held when it was freed, 0 = not known.
     """
 
     def __init__(self, header: TraceHeader) -> None:
@@ -75,7 +74,6 @@ class Follower:
             ("draft", "FULL"): pool.max_slot + 1,
         }
         self.writes: dict[tuple[str, str], Writes] = {}
-        self.free_chain = np.zeros(pool.max_slot + 1, dtype=np.int64)
         self.pool: PoolState | None = None
         self._step = NOBODY
         self._steps_seen = 0
@@ -105,7 +103,7 @@ class Follower:
 
     def is_cached_chain(self, slot: int) -> bool:
         """Whether the prefix cache holds the chain that ``slot`` held when it was freed."""
-        chain = int(self.free_chain[slot])
+        chain = int(self.rules.state.free_chain[slot])
         lane = None if self.pool is None else self.pool.lanes.get(("target", PoolKind.FULL))
         if lane is None or chain == 0:
             return False
@@ -158,7 +156,9 @@ class Follower:
             reason = segment.text("free", "reason", row)
         lane = None if self.pool is None else self.pool.lanes.get(("target", PoolKind.FULL))
         if lane is not None:
-            self.free_chain[slots] = slot_hash(get_rows(lane.group.k_head, slots), slots)
+            self.rules.state.free_chain[slots] = slot_hash(
+                get_rows(lane.group.k_head, slots), slots
+            )
         owner = segment.text("free", "owner", row) or ""
         if owner == GAP_OWNER:
             # Who had these slots before is not known, so that a late reader is no stranger.

@@ -21,6 +21,7 @@ from kvcanary_cli.backends.cpu.event_records import (
     FREE,
     NEVER,
     OWNERSHIP,
+    PAST,
     TREE,
     UNKNOWN,
     WRITES,
@@ -112,38 +113,36 @@ class Ownership:
         alloc_event: [slots] last alloc.
         free_event, free_by, free_reason: [slots] last free: event, who gave it back, index into
             ``reasons``.
+        free_chain: [slots] chain value that a slot held when it was freed, 0 = not known.
         bad_event, bad_what: [slots] last alloc, free or hand-over that broke a rule of itself, and
             which.
         shared: [slots] bool, visible to others: published, or shared by a fork.
         forked: [slots] bool, shared by a fork: when the owner ends, the others keep them.
         published_event, published_by: [slots] when and by whom it last became visible.
         custody: Claims on the slots with a ``bad_event``.
-        records: [slots] ``OWNERSHIP``, all that is by slot above.
+        records, past: [slots] ``OWNERSHIP`` and ``PAST``, most of what is by slot above. The fields
+            of a lane in ``records`` are the target's, once it runs.
     """
 
     def __init__(self, num_slots: int) -> None:
-        self.records = records = make_records(num_slots, OWNERSHIP)
+        self.records = records = make_records(
+            num_slots, OWNERSHIP, since=NEVER, alloc_event=NEVER, published_event=NEVER
+        )
+        self.past = past = make_records(num_slots, PAST, free_event=NEVER)
         self.owner: NDArray[np.int32] = records["owner"]
         self.last_owner: NDArray[np.int32] = records["last_owner"]
         self.since: Ints = records["since"]
         self.alloc_event: Ints = records["alloc_event"]
-        self.free_event: Ints = records["free_event"]
-        self.free_by: NDArray[np.int32] = records["free_by"]
-        self.free_reason: NDArray[np.int32] = records["free_reason"]
-        self.bad_event: Ints = records["bad_event"]
+        self.free_event: Ints = past["free_event"]
+        self.free_chain: Ints = past["free_chain"]
+        self.free_by: NDArray[np.int32] = past["free_by"]
+        self.free_reason: NDArray[np.int32] = past["free_reason"]
+        self.bad_event: Ints = np.full(num_slots, NEVER, dtype=np.int64)
         self.bad_what: NDArray[np.int8] = records["bad_what"]
         self.shared: NDArray[np.bool_] = records["shared"]
         self.forked: NDArray[np.bool_] = records["forked"]
         self.published_event: Ints = records["published_event"]
-        self.published_by: NDArray[np.int32] = records["published_by"]
-        for events in (
-            self.since,
-            self.alloc_event,
-            self.free_event,
-            self.bad_event,
-            self.published_event,
-        ):
-            events[:] = NEVER
+        self.published_by: NDArray[np.int32] = past["published_by"]
         self.reasons: list[str] = [""]
         self.custody = Custody()
 
@@ -178,7 +177,20 @@ class Writes:
     """
 
     def __init__(self, num_slots: int) -> None:
-        self.records = records = make_records(num_slots, WRITES)
+        self.records = records = make_records(
+            num_slots,
+            WRITES,
+            event=NEVER,
+            before_event=NEVER,
+            moved_event=NEVER,
+            req=NOBODY,
+            step=NOBODY,
+            position=NOBODY,
+            true_position=NOBODY,
+            batch_row=NOBODY,
+            before_req=NOBODY,
+            before_step=NOBODY,
+        )
         self.req: NDArray[np.int32] = records["req"]
         self.step: NDArray[np.int32] = records["step"]
         self.event: Ints = records["event"]
@@ -192,18 +204,6 @@ class Writes:
         self.before_event: Ints = records["before_event"]
         self.moved_event: Ints = records["moved_event"]
         self.foreign: NDArray[np.bool_] = records["foreign"]
-        for events in (self.event, self.before_event, self.moved_event):
-            events[:] = NEVER
-        for numbers in (
-            self.req,
-            self.step,
-            self.position,
-            self.true_position,
-            self.batch_row,
-            self.before_req,
-            self.before_step,
-        ):
-            numbers[:] = NOBODY
         # Rare, or kept by whoever knows no records.
         self.pad_event: Ints = np.full(num_slots, NEVER, dtype=np.int64)
         self.pad_step: NDArray[np.int32] = np.full(num_slots, NOBODY, dtype=np.int32)

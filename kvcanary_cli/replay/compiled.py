@@ -191,8 +191,7 @@ class CompiledEvents:
         assert known is not None
         state[State.ROWS], state[State.ROW_LEN] = pool.table.shape
         state[State.SLOTS] = lane.num_slots
-        for cell, buffer in ((State.HEAD, lane.group.k_head), (State.TAIL, lane.group.k_tail)):
-            state[cell] = buffer.data_ptr()
+        state[State.CANARY] = lane.group.k_head.data_ptr()
         arrays: dict[State, NDArray[Any]] = {
             State.TABLE: pool.table,
             State.ROW_STAMPS: self._row_stamps,
@@ -216,8 +215,7 @@ class CompiledEvents:
             state[State.POOL_WIDTH] = pool.histories.pool.shape[1]
         for cell, array in arrays.items():
             state[cell] = array.ctypes.data
-        if known.read_events is not None:
-            state[State.READ_EVENTS] = known.read_events.ctypes.data
+        state[State.KEEPS_READS] = known.read_events is not None
         state[State.KERNEL_RUNS] = worker.state.kernel_run_counters.data_ptr()
         state[State.SLOT_RUNS] = worker.state.slot_run_counters.data_ptr()
         state[State.TREE] = pool.requests.code(TREE_OWNER)

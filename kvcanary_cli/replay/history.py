@@ -13,6 +13,7 @@ import numpy as np
 
 from kvcanary_cli.abi.constants import NO_EXPECTED_TOKEN
 from kvcanary_cli.backends.cpu.event_state import HistoryNumber, Request
+from kvcanary_cli.backends.cpu.pages import zeros
 from kvcanary_cli.replay.requests import NONE
 from kvcanary_cli.replay.token_store import TokenStore
 
@@ -61,7 +62,7 @@ class TokenHistories:
         self, requests: Requests, *, rows: int, row_len: int, keep_tokens: int, keep_kv: bool
     ) -> None:
         # Zero pages that are never touched cost nothing, so the pool costs what is in use.
-        self.pool = np.zeros((rows, row_len), dtype=np.int64)
+        self.pool: Ints = zeros((rows, row_len), np.int64)
         self._requests = requests
         self._row_len = row_len
         self.row_req: Ints = np.full(rows, NONE, dtype=np.int64)

@@ -74,6 +74,7 @@ class Known:
         checked: [rows] leading cells of each row that are known.
         refs: [slots] int32, known cells that hold each slot; ``mapper`` of its record is the newest
             of them, row * row_len + position.
+        records: [slots] ``LANE``, where it keeps what is by slot.
         tokens_known: [rows] known cells with a token to compare.
         limits: [rows] length of the history when the row was last looked at.
         tenants: [rows] request that the row's cells are known for, -1 = none.
@@ -97,8 +98,7 @@ class Known:
         num_slots = len(records)
         self.num_slots, self.num_rows, self.row_len = num_slots, rows, row_len
         self.checked = np.zeros(rows, dtype=np.int64)
-        self._records = records
-        self.refs: NDArray[np.int32] = records["refs"]
+        self.records = records
         self.tokens_known = np.zeros(rows, dtype=np.int64)
         self.limits = np.zeros(rows, dtype=np.int64)
         self.row_read = np.full(rows, NEVER, dtype=np.int64)
@@ -171,22 +171,41 @@ class Known:
         self._addresses = (
             self._table.ctypes.data,
             self.row_len,
-            self._records.ctypes.data,
+            self.records.ctypes.data,
             self.checked.ctypes.data,
             self.tokens_known.ctypes.data,
             self.limits.ctypes.data,
             0 if pool is None else pool.ctypes.data,
             0 if pool is None else pool.shape[1],
             self._token_offset,
-            0 if self.read_events is None else self.read_events.ctypes.data,
+            int(self.read_events is not None),
             self.row_read.ctypes.data,
             self.read_len.ctypes.data,
         )
         return self._addresses
 
-    def keep_reads(self, read_events: Ints) -> None:
-        """Keep in ``read_events`` who read what last, as far as ``settle`` has brought it."""
-        self.read_events, self._addresses = read_events, None
+    @property
+    def refs(self) -> NDArray[np.int32]:
+        refs: NDArray[np.int32] = self.records["refs"]
+        return refs
+
+    def keep_reads(self, read_events: Ints) -> Ints:
+        """Keep who read what last, as far as ``settle`` has brought it.
+
+        Args:
+            read_events: [slots] what is known of that.
+
+        Returns:
+            [slots] where it is kept.
+        """
+        self.read_events, self._addresses = self.records["read"], None
+        self.read_events[:] = read_events
+        return self.read_events
+
+    def move_records(self, records: NDArray[Any]) -> None:
+        """Go on with ``records``, which say the same; who keeps the events of reads does not."""
+        assert self.read_events is None
+        self.records, self._addresses = records, None
 
     # A forward.
 
@@ -310,7 +329,7 @@ class Known:
             entries.tokens.ctypes.data,
             entries.positions.ctypes.data,
             self.row_len,
-            self._records.ctypes.data,
+            self.records.ctypes.data,
             self.checked.ctypes.data,
             self.tokens_known.ctypes.data,
         )

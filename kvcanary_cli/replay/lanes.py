@@ -6,11 +6,13 @@ there is one, and the draft's own pool.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvcanary_cli.backends.cpu.event_records import LANE, make_records
+from kvcanary_cli.abi.constants import SLOT_BYTES
+from kvcanary_cli.backends.cpu.event_records import LANE, LINE, make_records
+from kvcanary_cli.backends.cpu.pages import zeros
 from kvcanary_cli.canary.buffer_group import CanaryBufferGroup
 from kvcanary_cli.replay.fingerprints import RecordedFingerprints
 
@@ -65,11 +67,14 @@ class Lane:
         if check_kv:
             halves = ("k", "v") if v_half else ("k",)
             self.kv = {half: RecordedFingerprints(num_slots, device) for half in halves}
-        self.group = CanaryBufferGroup.allocate(
+        k_head, k_tail = _head_and_tail(num_slots, device)
+        v_head, v_tail = _head_and_tail(num_slots, device) if v_half else (None, None)
+        self.group = CanaryBufferGroup(
             kind=kind,
-            num_slots=num_slots,
-            v_half=v_half,
-            device=device,
+            k_head=k_head,
+            k_tail=k_tail,
+            v_head=v_head,
+            v_tail=v_tail,
             real_kv_sources_k=(self.kv["k"].source,) if "k" in self.kv else (),
             real_kv_sources_v=(self.kv["v"].source,) if "v" in self.kv else (),
             swa_index_lut=lut,
@@ -82,7 +87,7 @@ class Lane:
         self.lineage: NDArray[np.int32] | None = None
         self._lineages = 0
         self.proposal: NDArray[np.bool_] | None = None
-        self.records = make_records(num_slots, LANE)
+        self.records: NDArray[Any] = make_records(num_slots, LANE)
         self.written_at: NDArray[np.int32] = self.records["written_at"]
         self._serial = 0
         self.known: Known | None = None
@@ -92,6 +97,15 @@ class Lane:
         self.known = known
         for kv in self.kv.values():
             kv.known = known
+
+    def move_records(self, records: NDArray[Any]) -> None:
+        """Go on with ``records``, which have the fields of ``LANE`` and others beside them."""
+        assert LANE.names is not None
+        for name in LANE.names:
+            records[name] = self.records[name]
+        self.records, self.written_at = records, records["written_at"]
+        if self.known is not None:
+            self.known.move_records(records)
 
     def touched(self, slots: NDArray[np.int64]) -> None:
         """Rows, or what the trace says of them, changed."""
@@ -116,12 +130,12 @@ class Lane:
         return ("k", "v") if self.group.has_v_half else ("k",)
 
     def buffers(self) -> dict[tuple[str, str], torch.Tensor]:
-        """(half, ``head`` or ``tail``) to canary buffer."""
+        """(half, ``head`` or ``tail``) to canary rows, [num_slots, 32] uint8."""
         group = self.group
         out = {("k", "head"): group.k_head, ("k", "tail"): group.k_tail}
         if group.v_head is not None and group.v_tail is not None:
             out |= {("v", "head"): group.v_head, ("v", "tail"): group.v_tail}
-        return out
+        return {key: buffer[:, :SLOT_BYTES] for key, buffer in out.items()}
 
     def note_written(self, slots: NDArray[np.int64]) -> None:
         """A forward or copy wrote the canary rows of ``slots``."""
@@ -225,6 +239,23 @@ class Lane:
         if self.unknown is None:
             self.unknown = np.zeros(self.num_slots, dtype=np.bool_)
         self.unknown[slots] = True
+
+
+def _head_and_tail(num_slots: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two buffers of ``num_slots`` zero rows, never written.
+
+    On the CPU a slot's rows lie in one line of the cache, since who touches one mostly touches the
+    other: both buffers have rows of 64 bytes, of which the second half is not their own.
+    """
+    import torch
+
+    if device != "cpu":
+        both = torch.zeros((2, num_slots, SLOT_BYTES), dtype=torch.uint8, device=device)
+        return both[0], both[1]
+    memory = torch.from_numpy(zeros((num_slots + 1) * LINE, np.uint8))
+    size = num_slots * LINE
+    head, tail = memory[:size], memory[SLOT_BYTES : SLOT_BYTES + size]
+    return head.view(num_slots, LINE), tail.view(num_slots, LINE)
 
 
 def get_rows(buffer: torch.Tensor, slots: NDArray[np.int64]) -> NDArray[np.int64]:

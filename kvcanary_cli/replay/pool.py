@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvcanary_cli.abi.constants import PoolKind
+from kvcanary_cli.backends.cpu.pages import zeros
 from kvcanary_cli.replay.history import TokenHistories
 from kvcanary_cli.replay.known import Known
 from kvcanary_cli.replay.lanes import Lane
@@ -49,7 +50,7 @@ class PoolState:
         import torch
 
         pool = header.pool
-        self.table = np.zeros((pool.rows, pool.row_len), dtype=np.int32)
+        self.table: NDArray[np.int32] = zeros((pool.rows, pool.row_len), np.int32)
         self.requests = Requests()
         self.histories: TokenHistories | None = None
         if check_tokens:

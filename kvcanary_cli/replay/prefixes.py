@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvcanary_cli.backends.cpu.event_state import Entry, PrefixNumber
+from kvcanary_cli.backends.cpu.pages import zeros
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,7 +48,7 @@ class PrefixIndex:
         self.places: NDArray[np.int32] = np.zeros((_FIRST_PLACES, 2), dtype=np.int32)
         self.numbers: Ints = np.zeros(len(PrefixNumber), dtype=np.int64)
         self.numbers[PrefixNumber.ROOM] = _FIRST_PLACES
-        self.returns: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
+        self.returns: NDArray[np.int32] = zeros(num_slots, np.int32)
         self._codes: dict[str, int] = {}
         self._names: list[str] = []
 

@@ -11,13 +11,14 @@ from kvcanary_cli.backends.cpu.event_records import (
     LANE,
     LINE,
     OWNERSHIP,
+    PAST,
     WRITES,
     make_records,
     place,
 )
 
 RECORDS = pytest.mark.parametrize(
-    "record", [OWNERSHIP, WRITES, LANE], ids=["ownership", "writes", "lane"]
+    "record", [OWNERSHIP, PAST, WRITES, LANE], ids=["ownership", "past", "writes", "lane"]
 )
 
 

@@ -68,8 +68,8 @@ def test_the_floor_does_the_work_of_a_replay(shape: str, tmp_path: Path) -> None
     replay.run(reader)
     assert tokens == reader.checked.tokens
     assert seconds > 0
-    rows = replay.workers["target"].lanes[0].group.k_head.numpy().view(np.int64)
-    assert np.array_equal(floor.canary[1:], rows.reshape(-1, 4)[1:])
+    rows = replay.workers["target"].lanes[0].buffers()["k", "head"].numpy().view(np.int64)
+    assert np.array_equal(floor.canary[1:], rows[1:])
 
 
 def test_the_floor_refuses_a_trace_that_is_not_clean(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvcanary_cli.attribution.diagnoser import Diagnoser
+from kvcanary_cli.backends.cpu.event_records import LANE, OWNERSHIP, PAST
 from kvcanary_cli.backends.cpu.event_state import LIST_ROOM, Stop
 from kvcanary_cli.replay import compiled, prefixes, token_store
 from kvcanary_cli.replay.driver import Replay
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Event = dict[str, Any]
+# What is by slot of the owners, without what the lane keeps beside it.
+OWNERS = (
+    (set(OWNERSHIP.names or ()) - set(LANE.names or ())) | set(PAST.names or ()) | {"bad_event"}
+)
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
@@ -43,11 +48,10 @@ def followed(head: Event, events: Sequence[Event], **options: Any) -> dict[str, 
     names = follower.names
     return {
         "names": [names.name(code) for code in range(2, len(names))],
-        "owners": {name: state.records[name].tolist() for name in state.records.dtype.names},
+        "owners": {name: getattr(state, name).tolist() for name in OWNERS},
         "writes": {name: writes.records[name].tolist() for name in writes.records.dtype.names},
         "reads": writes.read_event.tolist(),
         "reasons": state.reasons,
-        "chains": follower.free_chain.tolist(),
         "ended": context.ended,
         "lives": follower.names._lives,
         "allocs": {code: follower.rules.last_alloc.get(code, -1) for code in range(len(names))},

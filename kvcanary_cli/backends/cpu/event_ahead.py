@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcanary_cli.backends.cpu.event_records import HALF_LINE, LINE
+from kvcanary_cli.backends.cpu.event_records import LINE
 from kvcanary_cli.backends.cpu.event_state import Columns, Kind, Request, State
 from kvcanary_cli.backends.cpu.jit import constants, inlined
 from kvcanary_cli.backends.cpu.memory import load_i32, load_i64, prefetch
@@ -17,7 +17,7 @@ _C_MAP_ROW, _C_MAP_START = int(Columns.MAP_ROW), int(Columns.MAP_START)
 _C_REQ_OF, _C_HISTORY_REQ, _C_HISTORY_START = constants(
     Columns.REQ_OF, Columns.HISTORY_REQ, Columns.HISTORY_START
 )
-_HAS_LEDGER, _OWNERSHIP, _RECORDS = constants(State.HAS_LEDGER, State.OWNERSHIP, State.RECORDS)
+_HAS_LEDGER, _RECORDS = constants(State.HAS_LEDGER, State.RECORDS)
 _TABLE, _ROW_LEN = int(State.TABLE), int(State.ROW_LEN)
 _POOL, _POOL_WIDTH, _REQUESTS = int(State.POOL), int(State.POOL_WIDTH), int(State.REQUESTS)
 
@@ -30,8 +30,7 @@ def ask_for_event(state, columns, kind, at):  # type: ignore[no-untyped-def]
         first = load_i64(offsets, at)
         if load_i64(state, _HAS_LEDGER) != 0 and first < load_i64(offsets, at + 1):
             slot = load_i64(load_i64(columns, _C_ALLOC_SLOTS), first)
-            prefetch(load_i64(state, _OWNERSHIP) + slot * LINE)
-            prefetch(load_i64(state, _RECORDS) + slot * HALF_LINE)
+            prefetch(load_i64(state, _RECORDS) + slot * LINE)
     elif kind == _MAP:
         row = load_i64(load_i64(columns, _C_MAP_ROW), at)
         start = load_i64(load_i64(columns, _C_MAP_START), at)

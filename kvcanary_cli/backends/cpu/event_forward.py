@@ -7,11 +7,13 @@ the ledger follow.
 
 from __future__ import annotations
 
-from kvcanary_cli.abi.constants import SLOT_BYTES, LaunchTag
+from kvcanary_cli.abi.constants import LaunchTag
 from kvcanary_cli.backends.cpu.event_known import learn_reads, learn_writes
 from kvcanary_cli.backends.cpu.event_names import lacks_names
 from kvcanary_cli.backends.cpu.event_reads import ask_for_cell, cells_are_right
+from kvcanary_cli.backends.cpu.event_records import LINE
 from kvcanary_cli.backends.cpu.event_rows import ask_for_row, prepare_row
+from kvcanary_cli.backends.cpu.event_stamps import next_stamp
 from kvcanary_cli.backends.cpu.event_state import LIST_ROOM, Columns, Mode, Request, State, Stop
 from kvcanary_cli.backends.cpu.event_writes import write_row
 from kvcanary_cli.backends.cpu.jit import constants, helper
@@ -40,8 +42,8 @@ _C_EXTEND_OFFSETS, _C_PREFIX_LENS, _C_EXTEND_LENS = constants(
 )
 
 _TABLE, _ROW_LEN = int(State.TABLE), int(State.ROW_LEN)
-_HEAD, _TAIL = int(State.HEAD), int(State.TAIL)
-_STAMP, _SERIAL, _CHECKED = int(State.STAMP), int(State.SERIAL), int(State.CHECKED)
+_CANARY = int(State.CANARY)
+_SERIAL, _CHECKED = int(State.SERIAL), int(State.CHECKED)
 _REQUESTS, _SURE = int(State.REQUESTS), int(State.SURE)
 _KERNEL_RUNS, _SLOT_RUNS = int(State.KERNEL_RUNS), int(State.SLOT_RUNS)
 _VERIFIED, _WRITTEN, _TOKEN_ENTRIES = constants(
@@ -109,8 +111,7 @@ def take_forward(state, columns, at, event, out):  # type: ignore[no-untyped-def
         return _GENERAL
     if load_i64(state, _NEW_COUNT) + bs > LIST_ROOM or lacks_names(state, bs):
         return _ROOM
-    stamp = load_i64(state, _STAMP) + 1
-    store_i64(state, _STAMP, stamp)
+    stamp = next_stamp(state)
 
     # Look at all rows; then at what they read, since a row may have changed what another knows.
     active, tokens, entries = 0, 0, 0
@@ -194,8 +195,7 @@ def take_forward(state, columns, at, event, out):  # type: ignore[no-untyped-def
         if mode == _DECODE and b + _AHEAD < active and load_i64(positions, b + _AHEAD) > 0:
             ahead, position = load_i64(rows, b + _AHEAD), load_i64(positions, b + _AHEAD) - 1
             ahead = load_i32(table, ahead * row_len + position)
-            prefetch(load_i64(state, _HEAD) + ahead * SLOT_BYTES)
-            prefetch(load_i64(state, _TAIL) + ahead * SLOT_BYTES)
+            prefetch(load_i64(state, _CANARY) + ahead * LINE)
         seed = -1
         if prefix > 0:
             seed = load_i32(table, row * row_len + prefix - 1)

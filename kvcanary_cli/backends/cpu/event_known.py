@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvcanary_cli.abi.constants import NO_EXPECTED_TOKEN
-from kvcanary_cli.backends.cpu.event_records import HALF_LINE, LANE, place
+from kvcanary_cli.backends.cpu.event_records import LANE, LINE, place
 from kvcanary_cli.backends.cpu.event_state import State
 from kvcanary_cli.backends.cpu.jit import helper, inlined
 from kvcanary_cli.backends.cpu.known import expected_token, forget_cells
@@ -14,7 +14,7 @@ _RECORDS, _CHECKED = int(State.RECORDS), int(State.CHECKED)
 _REFS, _MAPPER = place(LANE, "refs"), place(LANE, "mapper")
 _TOKENS_KNOWN, _LIMITS = int(State.TOKENS_KNOWN), int(State.LIMITS)
 _POOL, _POOL_WIDTH = int(State.POOL), int(State.POOL_WIDTH)
-_READ_EVENTS, _ROW_READ = int(State.READ_EVENTS), int(State.ROW_READ)
+_KEEPS_READS, _ROW_READ = int(State.KEEPS_READS), int(State.ROW_READ)
 _READ_LEN = int(State.READ_LEN)
 
 
@@ -34,7 +34,7 @@ def forget_row(state, row, position):  # type: ignore[no-untyped-def]
             load_i64(state, _POOL),
             load_i64(state, _POOL_WIDTH),
             0,
-            load_i64(state, _READ_EVENTS),
+            load_i64(state, _KEEPS_READS),
             load_i64(state, _ROW_READ),
             load_i64(state, _READ_LEN),
         )
@@ -43,7 +43,7 @@ def forget_row(state, row, position):  # type: ignore[no-untyped-def]
 @helper
 def forget_slot(state, slot):  # type: ignore[no-untyped-def]
     """The known cell that holds ``slot`` must be checked again; False if there are several."""
-    record = load_i64(state, _RECORDS) + slot * HALF_LINE
+    record = load_i64(state, _RECORDS) + slot * LINE
     if load_i32(record, _REFS) != 1:
         return False
     row_len = load_i64(state, _ROW_LEN)
@@ -70,7 +70,7 @@ def learn_reads(state, row, prefix, event):  # type: ignore[no-untyped-def]
     tokens = load_i64(tokens_known, row)
     start = load_i64(checked, row)
     for position in range(start, prefix):
-        record = records + load_i32(line, position) * HALF_LINE
+        record = records + load_i32(line, position) * LINE
         store_i32(record, _REFS, load_i32(record, _REFS) + 1)
         store_i64(record, _MAPPER, row * row_len + position)
         if expected_token(pool, width, row, limit, position) != NO_EXPECTED_TOKEN:
@@ -96,7 +96,7 @@ def learn_writes(state, row, prefix, slots, count):  # type: ignore[no-untyped-d
     records = load_i64(state, _RECORDS)
     cell = row * load_i64(state, _ROW_LEN) + prefix
     for i in range(count):
-        record = records + load_i64(slots, i) * HALF_LINE
+        record = records + load_i64(slots, i) * LINE
         store_i32(record, _REFS, load_i32(record, _REFS) + 1)
         store_i64(record, _MAPPER, cell + i)
     store_i64(load_i64(state, _CHECKED), row, prefix + count)

@@ -5,7 +5,6 @@ Without a ledger only the prefix index follows what comes into the cache and wha
 
 from __future__ import annotations
 
-from kvcanary_cli.abi.constants import SLOT_BYTES
 from kvcanary_cli.backends.cpu.event_known import forget_slot
 from kvcanary_cli.backends.cpu.event_names import code_of, facts_of, lacks_names, named
 from kvcanary_cli.backends.cpu.event_prefixes import FROM_START, lacks_places, show_entry
@@ -16,10 +15,12 @@ from kvcanary_cli.backends.cpu.event_records import (
     LINE,
     NEVER,
     OWNERSHIP,
+    PAST,
     TREE,
     UNKNOWN,
     place,
 )
+from kvcanary_cli.backends.cpu.event_stamps import next_stamp
 from kvcanary_cli.backends.cpu.event_state import LIST_ROOM, Columns, Request, State, Stop
 from kvcanary_cli.backends.cpu.hashes import as_int64, slot_hash
 from kvcanary_cli.backends.cpu.jit import constants, helper
@@ -55,29 +56,20 @@ _C_MATCH_REQ, _C_MATCH_OFFSETS, _C_MATCH_SLOTS = constants(
 )
 _C_ENTRY_OF = int(Columns.ENTRY_OF)
 
-_HAS_LEDGER, _OWNERSHIP, _LAST_ALLOCS, _FREE_CHAIN = constants(
-    State.HAS_LEDGER, State.OWNERSHIP, State.LAST_ALLOCS, State.FREE_CHAIN
-)
-_RECORDS, _STAMP, _HEAD = int(State.RECORDS), int(State.STAMP), int(State.HEAD)
+_HAS_LEDGER, _PAST, _LAST_ALLOCS = constants(State.HAS_LEDGER, State.PAST, State.LAST_ALLOCS)
+_RECORDS, _CANARY = int(State.RECORDS), int(State.CANARY)
 _SLOT_STAMP, _REFS = place(LANE, "stamp"), place(LANE, "refs")
 _RETURNS, _TREE_REQ = int(State.RETURNS), int(State.TREE)
 _MATCHED, _MATCHED_COUNT = int(State.MATCHED), int(State.MATCHED_COUNT)
 _WATCHES_MATCHES, _WATCHES_ENTRIES = int(State.WATCHES_MATCHES), int(State.WATCHES_ENTRIES)
 
 _OWNER, _LAST_OWNER, _SINCE = (place(OWNERSHIP, name) for name in ("owner", "last_owner", "since"))
-_ALLOC_EVENT, _BAD_EVENT = place(OWNERSHIP, "alloc_event"), place(OWNERSHIP, "bad_event")
-_FREE_EVENT, _FREE_BY, _FREE_REASON = (
-    place(OWNERSHIP, name) for name in ("free_event", "free_by", "free_reason")
+_ALLOC_EVENT, _BAD_WHAT = place(OWNERSHIP, "alloc_event"), place(OWNERSHIP, "bad_what")
+_PUBLISHED, _PUBLISHED_BY = place(OWNERSHIP, "published_event"), place(PAST, "published_by")
+_FREE_EVENT, _FREE_CHAIN, _FREE_BY, _FREE_REASON = (
+    place(PAST, name) for name in ("free_event", "free_chain", "free_by", "free_reason")
 )
-_PUBLISHED, _PUBLISHED_BY = (place(OWNERSHIP, name) for name in ("published_event", "published_by"))
 _SHARED, _FORKED = place(OWNERSHIP, "shared"), place(OWNERSHIP, "forked")
-
-
-@helper
-def _next_stamp(state):  # type: ignore[no-untyped-def]
-    stamp = load_i64(state, _STAMP) + 1
-    store_i64(state, _STAMP, stamp)
-    return stamp
 
 
 @helper
@@ -87,21 +79,18 @@ def _may_pass(state, slots, count, first, second, third, forgets):  # type: igno
     Args:
         forgets: Whether what is known of cells that hold them is forgotten.
     """
-    owners, records = load_i64(state, _OWNERSHIP), load_i64(state, _RECORDS)
-    stamp = _next_stamp(state)
+    records, stamp = load_i64(state, _RECORDS), next_stamp(state)
     for k in range(count):
         if k + _AHEAD < count:
-            ahead = load_i64(slots, k + _AHEAD)
-            prefetch(owners + ahead * LINE)
-            prefetch(records + ahead * HALF_LINE)
+            prefetch(records + load_i64(slots, k + _AHEAD) * LINE)
         slot = load_i64(slots, k)
-        line, record = owners + slot * LINE, records + slot * HALF_LINE
-        owner = load_i32(line, _OWNER)
+        record = records + slot * LINE
+        owner = load_i32(record, _OWNER)
         if owner != first and owner != second and owner != third:
             return False
-        if load_i64(line, _BAD_EVENT) != NEVER or load_i64(record, _SLOT_STAMP) == stamp:
+        if load_u8(record, _BAD_WHAT) != 0 or load_i32(record, _SLOT_STAMP) == stamp:
             return False
-        store_i64(record, _SLOT_STAMP, stamp)
+        store_i32(record, _SLOT_STAMP, stamp)
         if forgets and load_i32(record, _REFS) != 0 and not forget_slot(state, slot):
             return False
     return True
@@ -123,7 +112,7 @@ def take_alloc(state, columns, at, event):  # type: ignore[no-untyped-def]
     slots = load_i64(columns, _C_ALLOC_SLOTS) + first * 8
     if not _may_pass(state, slots, count, UNKNOWN, FREE, FREE, True):
         return _GENERAL
-    code, owners = code_of(state, req), load_i64(state, _OWNERSHIP)
+    code, owners = code_of(state, req), load_i64(state, _RECORDS)
     store_i64(load_i64(state, _LAST_ALLOCS), code, event)
     for k in range(count):
         line = owners + load_i64(slots, k) * LINE
@@ -160,8 +149,11 @@ def take_own(state, columns, at, event, out):  # type: ignore[no-untyped-def]
         # it from the cache: what is known of its cells stays so.
         if not _may_pass(state, slots, count, code, new, UNKNOWN, new != TREE):
             return _GENERAL
-        owners = load_i64(state, _OWNERSHIP)
+        owners, past = load_i64(state, _RECORDS), load_i64(state, _PAST)
         for k in range(count):
+            if is_shown:
+                ahead = load_i64(slots, min(k + _AHEAD, count - 1))
+                prefetch(past + ahead * HALF_LINE)
             line = owners + load_i64(slots, k) * LINE
             store_i32(line, _LAST_OWNER, load_i32(line, _OWNER))
             store_i32(line, _OWNER, new)
@@ -170,7 +162,7 @@ def take_own(state, columns, at, event, out):  # type: ignore[no-untyped-def]
                 store_u8(line, _SHARED, 1)
             if is_shown:
                 store_i64(line, _PUBLISHED, event)
-                store_i32(line, _PUBLISHED_BY, code)
+                store_i32(past + load_i64(slots, k) * HALF_LINE, _PUBLISHED_BY, code)
     if is_shown:
         row = load_i64(facts_of(state, giver), _TABLE_ROW)
         show_entry(state, load_i64(load_i64(columns, _C_ENTRY_OF), entry), slots, count, row)
@@ -182,12 +174,12 @@ def _note_returns(state, slots, count):  # type: ignore[no-untyped-def]
     """The tree gives ``slots`` back, which are all different; False if they are not."""
     returns = load_i64(state, _RETURNS)
     if load_i64(state, _HAS_LEDGER) == 0:
-        records, stamp = load_i64(state, _RECORDS), _next_stamp(state)
+        records, stamp = load_i64(state, _RECORDS), next_stamp(state)
         for k in range(count):
-            record = records + load_i64(slots, k) * HALF_LINE
-            if load_i64(record, _SLOT_STAMP) == stamp:
+            record = records + load_i64(slots, k) * LINE
+            if load_i32(record, _SLOT_STAMP) == stamp:
                 return False
-            store_i64(record, _SLOT_STAMP, stamp)
+            store_i32(record, _SLOT_STAMP, stamp)
     for k in range(count):
         slot = load_i64(slots, k)
         store_i32(returns, slot, load_i32(returns, slot) + 1)
@@ -213,21 +205,23 @@ def take_free(state, columns, at, event):  # type: ignore[no-untyped-def]
     if not _may_pass(state, slots, count, code, code, code, True):
         return _GENERAL
     reason = load_i32(load_i64(columns, _C_FREE_REASON), at)
-    owners, head = load_i64(state, _OWNERSHIP), load_i64(state, _HEAD)
-    chain = load_i64(state, _FREE_CHAIN)
+    owners, past = load_i64(state, _RECORDS), load_i64(state, _PAST)
+    canary = load_i64(state, _CANARY)
     for k in range(count):
-        prefetch(head + load_i64(slots, min(k + _AHEAD, count - 1)) * SLOT_BYTES)
+        ahead = load_i64(slots, min(k + _AHEAD, count - 1))
+        prefetch(canary + ahead * LINE)
+        prefetch(past + ahead * HALF_LINE)
         slot = load_i64(slots, k)
-        line = owners + slot * LINE
+        line, freed = owners + slot * LINE, past + slot * HALF_LINE
         store_i32(line, _OWNER, FREE)
         store_i64(line, _SINCE, event)
         store_i32(line, _LAST_OWNER, code)
-        store_i64(line, _FREE_EVENT, event)
-        store_i32(line, _FREE_BY, code)
-        store_i32(line, _FREE_REASON, reason)
+        store_i64(freed, _FREE_EVENT, event)
+        store_i32(freed, _FREE_BY, code)
+        store_i32(freed, _FREE_REASON, reason)
         store_u8(line, _FORKED, 0)
         store_u8(line, _SHARED, 0)
-        store_i64(chain, slot, as_int64(slot_hash(head + slot * SLOT_BYTES, False)))
+        store_i64(freed, _FREE_CHAIN, as_int64(slot_hash(canary + slot * LINE, False)))
     if is_tree:
         _note_returns(state, slots, count)
     return _END
@@ -252,18 +246,20 @@ def take_publish(state, columns, at, event, out):  # type: ignore[no-untyped-def
     if load_i64(state, _HAS_LEDGER) != 0:
         if lacks_names(state, 1):
             return _ROOM
-        owners = load_i64(state, _OWNERSHIP)
+        owners = load_i64(state, _RECORDS)
         for k in range(count):
             if load_i32(owners + load_i64(slots, k) * LINE, _OWNER) == FREE:
                 return _GENERAL
         code = TREE
         if req >= 0:
             code = code_of(state, req)
+        past = load_i64(state, _PAST)
         for k in range(count):
-            line = owners + load_i64(slots, k) * LINE
+            slot = load_i64(slots, k)
+            line = owners + slot * LINE
             store_u8(line, _SHARED, 1)
             store_i64(line, _PUBLISHED, event)
-            store_i32(line, _PUBLISHED_BY, code)
+            store_i32(past + slot * HALF_LINE, _PUBLISHED_BY, code)
     row = FROM_START
     if req >= 0:
         row = load_i64(facts_of(state, req), _TABLE_ROW)
@@ -288,7 +284,7 @@ def take_match(state, columns, at, event):  # type: ignore[no-untyped-def]
     if lacks_names(state, 1) or listed == LIST_ROOM:
         return _ROOM
     offsets = load_i64(columns, _C_MATCH_OFFSETS)
-    slots, owners = load_i64(columns, _C_MATCH_SLOTS), load_i64(state, _OWNERSHIP)
+    slots, owners = load_i64(columns, _C_MATCH_SLOTS), load_i64(state, _RECORDS)
     code = code_of(state, req)
     for k in range(load_i64(offsets, at), load_i64(offsets, at + 1)):
         line = owners + load_i64(slots, k) * LINE

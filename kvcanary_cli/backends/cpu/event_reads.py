@@ -5,7 +5,6 @@ from __future__ import annotations
 from kvcanary_cli.abi.constants import NO_EXPECTED_TOKEN, SLOT_BYTES
 from kvcanary_cli.backends.cpu.event_records import (
     FREE,
-    HALF_LINE,
     LANE,
     LINE,
     NEVER,
@@ -25,9 +24,9 @@ from kvcanary_cli.backends.cpu.memory import load_i32, load_i64, load_u8, prefet
 _AHEAD = 12
 
 _TABLE, _ROW_LEN, _LIMITS = int(State.TABLE), int(State.ROW_LEN), int(State.LIMITS)
-_HEAD, _TAIL, _SLOTS, _RECORDS = constants(State.HEAD, State.TAIL, State.SLOTS, State.RECORDS)
+_CANARY, _SLOTS, _RECORDS = constants(State.CANARY, State.SLOTS, State.RECORDS)
 _POOL, _POOL_WIDTH = int(State.POOL), int(State.POOL_WIDTH)
-_HAS_LEDGER, _OWNERSHIP, _WRITES = constants(State.HAS_LEDGER, State.OWNERSHIP, State.WRITES)
+_HAS_LEDGER, _WRITES = constants(State.HAS_LEDGER, State.WRITES)
 _STAMP = place(LANE, "stamp")
 _OWNER, _SHARED = place(OWNERSHIP, "owner"), place(OWNERSHIP, "shared")
 _ALLOC_EVENT = place(OWNERSHIP, "alloc_event")
@@ -37,19 +36,16 @@ _WRITE_EVENT, _MOVED_EVENT = place(WRITES, "event"), place(WRITES, "moved_event"
 @inlined
 def ask_for_cell(state, row, position):  # type: ignore[no-untyped-def]
     """Ask for the lines that checking the cell at ``position`` >= 0 of ``row`` will touch."""
-    head, tail = load_i64(state, _HEAD), load_i64(state, _TAIL)
+    canary = load_i64(state, _CANARY)
     cell = load_i64(state, _TABLE) + (row * load_i64(state, _ROW_LEN) + position) * 4
     slot = load_i32(cell, 0)
-    prefetch(head + slot * SLOT_BYTES)
-    prefetch(tail + slot * SLOT_BYTES)
-    prefetch(load_i64(state, _RECORDS) + slot * HALF_LINE)
+    prefetch(canary + slot * LINE)
+    prefetch(load_i64(state, _RECORDS) + slot * LINE)
     if load_i64(state, _HAS_LEDGER) != 0:
-        prefetch(load_i64(state, _OWNERSHIP) + slot * LINE)
         prefetch(load_i64(state, _WRITES) + slot * LINE)
     if position > 0:
         prev = load_i32(cell, -1)
-        prefetch(head + prev * SLOT_BYTES)
-        prefetch(tail + prev * SLOT_BYTES)
+        prefetch(canary + prev * LINE)
 
 
 @inlined
@@ -99,12 +95,12 @@ def cells_are_right(state, row, start, stop, reader, stamp):  # type: ignore[no-
     if start >= stop:
         return True
     num_slots = load_i64(state, _SLOTS)
-    heads, tails = load_i64(state, _HEAD), load_i64(state, _TAIL)
+    canary = load_i64(state, _CANARY)
     records = load_i64(state, _RECORDS)
     pool, width = load_i64(state, _POOL), load_i64(state, _POOL_WIDTH)
     limit = load_i64(load_i64(state, _LIMITS), row)
     has_ledger = load_i64(state, _HAS_LEDGER) != 0
-    ownership, writes = load_i64(state, _OWNERSHIP), load_i64(state, _WRITES)
+    writes = load_i64(state, _WRITES)
     line = load_i64(state, _TABLE) + row * load_i64(state, _ROW_LEN) * 4
     prev = -1
     if start > 0:
@@ -114,27 +110,26 @@ def cells_are_right(state, row, start, stop, reader, stamp):  # type: ignore[no-
     for position in range(start, stop):
         if position + _AHEAD < stop:
             ahead = load_i32(line, position + _AHEAD)
-            prefetch(heads + ahead * SLOT_BYTES)
-            prefetch(tails + ahead * SLOT_BYTES)
-            prefetch(records + ahead * HALF_LINE)
+            prefetch(canary + ahead * LINE)
+            prefetch(records + ahead * LINE)
             if has_ledger:
-                prefetch(ownership + ahead * LINE)
                 prefetch(writes + ahead * LINE)
         slot = load_i32(line, position)
         if slot <= 0 or slot >= num_slots:
             return False
-        if load_i64(records + slot * HALF_LINE, _STAMP) == stamp:
+        record, head = records + slot * LINE, canary + slot * LINE
+        if load_i32(record, _STAMP) == stamp:
             return False
         token = expected_token(pool, width, row, limit, position)
-        head, tail = heads + prev * SLOT_BYTES, tails + prev * SLOT_BYTES
-        wanted = as_int64(slot_hash(head, prev < 0))
-        if not _is_right(heads + slot * SLOT_BYTES, position, token, wanted):
+        before = canary + prev * LINE
+        wanted = as_int64(slot_hash(before, prev < 0))
+        if not _is_right(head, position, token, wanted):
             return False
-        if prev >= 0 and not _follow_same(head, tail):
-            wanted = as_int64(slot_hash(tail, False))
-        if not _is_right(tails + slot * SLOT_BYTES, position, token, wanted):
+        if prev >= 0 and not _follow_same(before, before + SLOT_BYTES):
+            wanted = as_int64(slot_hash(before + SLOT_BYTES, False))
+        if not _is_right(head + SLOT_BYTES, position, token, wanted):
             return False
-        if has_ledger and not _reads_well(ownership + slot * LINE, writes + slot * LINE, reader):
+        if has_ledger and not _reads_well(record, writes + slot * LINE, reader):
             return False
         prev = slot
     return True

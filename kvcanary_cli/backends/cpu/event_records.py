@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvcanary_cli.backends.cpu.pages import LINE as LINE
+from kvcanary_cli.backends.cpu.pages import zeros
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Bytes of a line of the cache, and of a record of the ledger.
-LINE = 64
-#: Bytes of a record of a lane.
+#: Bytes of a record that is smaller.
 HALF_LINE = 32
 
 #: Codes of owners that are no names, and of the first that is one: the prefix cache.
@@ -28,7 +29,7 @@ BY_NOTHING, BY_FORWARD, BY_VERIFY, BY_COPY, BY_STATE = range(5)
 
 
 def _record(size: int, **fields: str) -> np.dtype[np.void]:
-    """A record of ``size`` bytes with ``fields`` (name to NumPy type), the largest first."""
+    """A record of ``size`` bytes with ``fields`` (name to NumPy type), none of them unaligned."""
     types = [np.dtype(kind) for kind in fields.values()]
     ends = np.cumsum([kind.itemsize for kind in types])
     assert ends[-1] <= size
@@ -37,22 +38,34 @@ def _record(size: int, **fields: str) -> np.dtype[np.void]:
     return np.dtype({"names": list(fields), "formats": types, "offsets": offsets, "itemsize": size})
 
 
-#: ``attribution.ledger.Ownership``.
+_LANE = {"mapper": "i8", "read": "i8", "refs": "i4", "written_at": "i4", "stamp": "i4"}
+#: ``replay.lanes.Lane`` and ``replay.known.Known``; ``stamp`` is the kernel's own: number of the
+#: event that last wrote the slot, gave it out, or tried to.
+LANE = _record(LINE, **_LANE)
+
+#: What each event asks of ``attribution.ledger.Ownership``, behind the fields of the lane in which
+#: the pool's requests write: whoever looks at one mostly looks at the other.
 OWNERSHIP = _record(
     LINE,
+    **_LANE,
+    owner="i4",
     since="i8",
     alloc_event="i8",
-    free_event="i8",
-    bad_event="i8",
     published_event="i8",
-    owner="i4",
     last_owner="i4",
-    free_by="i4",
-    free_reason="i4",
-    published_by="i4",
     bad_what="i1",
     shared="?",
     forked="?",
+)
+
+#: The rest of it that ordinary events change.
+PAST = _record(
+    HALF_LINE,
+    free_event="i8",
+    free_chain="i8",
+    free_by="i4",
+    free_reason="i4",
+    published_by="i4",
 )
 
 #: ``attribution.ledger.Writes``.
@@ -72,10 +85,6 @@ WRITES = _record(
     kind="i1",
     foreign="?",
 )
-
-#: ``replay.lanes.Lane`` and ``replay.known.Known``; ``stamp`` is the kernel's own: number of the
-#: event that last wrote the slot, gave it out, or tried to.
-LANE = _record(HALF_LINE, mapper="i8", stamp="i8", refs="i4", written_at="i4")
 
 #: Map events of a run of them (``attribution.row_table``).
 RUN_EVENTS = 15
@@ -100,13 +109,13 @@ def place(record: np.dtype[np.void], name: str) -> int:
     return int(offset) // kind.base.itemsize
 
 
-def make_records(count: int, record: np.dtype[np.void]) -> NDArray[Any]:
-    """[count] records of zero bytes, none of which crosses a line of the cache."""
-    return aligned_zeros(count * record.itemsize).view(record)
-
-
-def aligned_zeros(size: int) -> NDArray[np.uint8]:
-    """[size] bytes that begin with a line of the cache."""
-    memory = np.zeros(size + LINE, dtype=np.uint8)
-    skipped = -memory.ctypes.data % LINE
-    return memory[skipped : skipped + size]
+def make_records(count: int, record: np.dtype[np.void], **values: int) -> NDArray[Any]:
+    """[count] records of zero bytes but for ``values``; none crosses a line of the cache."""
+    records = zeros(count, record)
+    if values:
+        first = np.zeros(1, dtype=record)
+        for name, value in values.items():
+            first[name] = value
+        # As plain integers, since a record is filled field by field.
+        records.view(np.int64).reshape(count, -1)[:] = first.view(np.int64)
+    return records

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from kvcanary_cli.abi.constants import NO_EXPECTED_TOKEN, SLOT_BYTES
+from kvcanary_cli.abi.constants import NO_EXPECTED_TOKEN
 from kvcanary_cli.backends.cpu.event_histories import bind_history
 from kvcanary_cli.backends.cpu.event_known import forget_row, forget_slot
 from kvcanary_cli.backends.cpu.event_names import code_of, facts_of
 from kvcanary_cli.backends.cpu.event_records import (
     FREE,
-    HALF_LINE,
     LANE,
     LINE,
     OWNERSHIP,
@@ -18,7 +17,7 @@ from kvcanary_cli.backends.cpu.event_requests import note_tenant
 from kvcanary_cli.backends.cpu.event_state import NO_ROW, Columns, Request, State, Stop
 from kvcanary_cli.backends.cpu.jit import constants, inlined
 from kvcanary_cli.backends.cpu.known import expected_token
-from kvcanary_cli.backends.cpu.memory import load_i32, load_i64, prefetch, store_i64
+from kvcanary_cli.backends.cpu.memory import load_i32, load_i64, prefetch, store_i32, store_i64
 
 # Tokens of a row that are asked for before their turn.
 _AHEAD = 16
@@ -33,12 +32,12 @@ _C_IDS, _C_POSITIONS, _C_LOCS = constants(Columns.IDS, Columns.POSITIONS, Column
 _TABLE, _ROWS, _ROW_LEN, _ROW_STAMPS = constants(
     State.TABLE, State.ROWS, State.ROW_LEN, State.ROW_STAMPS
 )
-_HEAD, _TAIL, _SLOTS, _RECORDS = constants(State.HEAD, State.TAIL, State.SLOTS, State.RECORDS)
+_CANARY, _SLOTS, _RECORDS = constants(State.CANARY, State.SLOTS, State.RECORDS)
 _CHECKED, _LIMITS, _AGAIN, _TENANTS = constants(
     State.CHECKED, State.LIMITS, State.AGAIN, State.TENANTS
 )
 _POOL, _POOL_WIDTH = int(State.POOL), int(State.POOL_WIDTH)
-_HAS_LEDGER, _OWNERSHIP, _WRITES = constants(State.HAS_LEDGER, State.OWNERSHIP, State.WRITES)
+_HAS_LEDGER, _WRITES = constants(State.HAS_LEDGER, State.WRITES)
 _LEDGER_TENANTS, _SURE = int(State.LEDGER_TENANTS), int(State.SURE)
 _OWNER, _LAST_OWNER = place(OWNERSHIP, "owner"), place(OWNERSHIP, "last_owner")
 _STAMP, _REFS = place(LANE, "stamp"), place(LANE, "refs")
@@ -47,11 +46,9 @@ _STAMP, _REFS = place(LANE, "stamp"), place(LANE, "refs")
 @inlined
 def ask_for_row(state, row, position, slot):  # type: ignore[no-untyped-def]
     """Ask for the lines that writing ``slot`` at ``position`` of ``row`` will touch."""
-    prefetch(load_i64(state, _RECORDS) + slot * HALF_LINE)
-    prefetch(load_i64(state, _HEAD) + slot * SLOT_BYTES)
-    prefetch(load_i64(state, _TAIL) + slot * SLOT_BYTES)
+    prefetch(load_i64(state, _RECORDS) + slot * LINE)
+    prefetch(load_i64(state, _CANARY) + slot * LINE)
     if load_i64(state, _HAS_LEDGER) != 0:
-        prefetch(load_i64(state, _OWNERSHIP) + slot * LINE)
         prefetch(load_i64(state, _WRITES) + slot * LINE)
     prefetch(load_i64(state, _TABLE) + (row * load_i64(state, _ROW_LEN) + position - 1) * 4)
     pool = load_i64(state, _POOL)
@@ -70,24 +67,21 @@ def _look_at_tokens(state, row, prefix, extend, first, columns, limit, writer, s
     ids = load_i64(columns, _C_IDS) + first * 8
     positions = load_i64(columns, _C_POSITIONS) + first * 8
     locs = load_i64(columns, _C_LOCS) + first * 8
-    records, ownership = load_i64(state, _RECORDS), load_i64(state, _OWNERSHIP)
+    records = load_i64(state, _RECORDS)
     cells = load_i64(state, _TABLE) + (row * load_i64(state, _ROW_LEN) + prefix) * 4
     pool, width = load_i64(state, _POOL), load_i64(state, _POOL_WIDTH)
     has_ledger = load_i64(state, _HAS_LEDGER) != 0
     sure = 0
     for i in range(extend):
         if i + _AHEAD < extend:
-            ahead = load_i64(locs, i + _AHEAD)
-            prefetch(records + ahead * HALF_LINE)
-            if has_ledger:
-                prefetch(ownership + ahead * LINE)
+            prefetch(records + load_i64(locs, i + _AHEAD) * LINE)
         slot = load_i64(locs, i)
         if slot <= 0 or slot >= num_slots or load_i64(positions, i) != prefix + i:
             return -1
-        record = records + slot * HALF_LINE
-        if load_i64(record, _STAMP) == stamp:
+        record = records + slot * LINE
+        if load_i32(record, _STAMP) == stamp:
             return -1
-        store_i64(record, _STAMP, stamp)
+        store_i32(record, _STAMP, stamp)
         if load_i32(record, _REFS) != 0 and not forget_slot(state, slot):
             return -1
         token = expected_token(pool, width, row, limit, prefix + i)
@@ -95,12 +89,11 @@ def _look_at_tokens(state, row, prefix, extend, first, columns, limit, writer, s
             return -1
         is_sure = load_i32(cells, i) == slot and (token != NO_EXPECTED_TOKEN or limit == 0)
         if has_ledger:
-            owned = ownership + slot * LINE
-            owner = load_i32(owned, _OWNER)
+            owner = load_i32(record, _OWNER)
             if owner > FREE and owner != writer:
                 return -1
             if owner == FREE:
-                if load_i32(owned, _LAST_OWNER) != writer:
+                if load_i32(record, _LAST_OWNER) != writer:
                     return -1
                 is_sure = False
         if is_sure and sure == i:

@@ -24,10 +24,9 @@ class State(IntEnum):
     ROW_LEN = auto()
     ROW_STAMPS = auto()  # [rows] number of the forward that last ran it or tried to
     SURE = auto()  # [rows] of its tokens, how many need no look when they are read
-    HEAD = auto()  # [slots] canary rows of 32 bytes
-    TAIL = auto()
+    CANARY = auto()  # [slots] lines of the cache: a canary row of HEAD, and one of TAIL
     SLOTS = auto()
-    RECORDS = auto()  # [slots] ``LANE`` records, as in ``event_records``
+    RECORDS = auto()  # [slots] ``LANE`` records; with a ledger ``OWNERSHIP`` records
     STAMP = auto()
     SERIAL = auto()
     # replay.known
@@ -36,7 +35,7 @@ class State(IntEnum):
     LIMITS = auto()
     AGAIN = auto()  # [rows] known cells that are looked at each time
     TENANTS = auto()
-    READ_EVENTS = auto()  # 0 = not kept
+    KEEPS_READS = auto()  # whether records say who read a slot last
     ROW_READ = auto()
     READ_LEN = auto()
     # replay.history, replay.requests
@@ -61,7 +60,7 @@ class State(IntEnum):
     NEW_COUNT = auto()
     # The ledger; without one HAS_LEDGER is 0 and the rest is not read.
     HAS_LEDGER = auto()
-    OWNERSHIP = auto()  # [slots] ``OWNERSHIP`` records
+    PAST = auto()  # [slots] ``PAST`` records
     WRITES = auto()  # [slots] ``WRITES`` records
     LEDGER_TENANTS = auto()  # [rows] code of who runs there, -1 = none, NO_ROW
     MAP_HEADS = auto()  # [rows] newest run of map events of each row, -1 = none
@@ -70,7 +69,6 @@ class State(IntEnum):
     RELEASED = auto()  # [rows, 2] event of the last row_release, and who gave the row back
     RAN = auto()  # [rows, RAN, 2] the last changes of tenant: code, event of the forward
     RAN_COUNT = auto()  # [rows] changes of tenant
-    FREE_CHAIN = auto()  # [slots] chain value that a slot held when it was freed
     # Up to here the ledger's cells stay as they are for a whole replay.
     LEDGER_STEP = auto()
     STEPS_SEEN = auto()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from kvcanary_cli.abi.constants import SLOT_BYTES
 from kvcanary_cli.backends.cpu.event_records import (
     BY_FORWARD,
-    HALF_LINE,
     LANE,
     LINE,
     NEVER,
@@ -28,7 +27,7 @@ from kvcanary_cli.backends.cpu.memory import (
 _AHEAD = 12
 
 _C_IDS, _C_POSITIONS, _C_LOCS = constants(Columns.IDS, Columns.POSITIONS, Columns.LOCS)
-_HEAD, _TAIL, _RECORDS, _SERIAL = constants(State.HEAD, State.TAIL, State.RECORDS, State.SERIAL)
+_CANARY, _RECORDS, _SERIAL = constants(State.CANARY, State.RECORDS, State.SERIAL)
 _HAS_LEDGER, _WRITES = int(State.HAS_LEDGER), int(State.WRITES)
 _WRITTEN_AT = place(LANE, "written_at")
 _REQ, _STEP, _EVENT, _KIND = (place(WRITES, name) for name in ("req", "step", "event", "kind"))
@@ -73,26 +72,25 @@ def _note_write(line, code, step, event, batch_row, position):  # type: ignore[n
 @inlined
 def write_row(state, columns, first, extend, seed, code, step, event, batch_row):  # type: ignore[no-untyped-def]
     """Write the tokens of one batch row behind slot ``seed`` (-1 = head), by request ``code``."""
-    heads, tails = load_i64(state, _HEAD), load_i64(state, _TAIL)
+    canary = load_i64(state, _CANARY)
     records, serial = load_i64(state, _RECORDS), load_i64(state, _SERIAL)
     has_ledger, writes = load_i64(state, _HAS_LEDGER) != 0, load_i64(state, _WRITES)
     ids = load_i64(columns, _C_IDS) + first * 8
     positions = load_i64(columns, _C_POSITIONS) + first * 8
     locs = load_i64(columns, _C_LOCS) + first * 8
-    head_hash = slot_hash(heads + seed * SLOT_BYTES, seed < 0)
-    tail_hash = slot_hash(tails + seed * SLOT_BYTES, seed < 0)
+    head_hash = slot_hash(canary + seed * LINE, seed < 0)
+    tail_hash = slot_hash(canary + seed * LINE + SLOT_BYTES, seed < 0)
     for i in range(extend):
         if i + _AHEAD < extend:
             ahead = load_i64(locs, i + _AHEAD)
-            prefetch(heads + ahead * SLOT_BYTES)
-            prefetch(tails + ahead * SLOT_BYTES)
-            prefetch(records + ahead * HALF_LINE)
+            prefetch(canary + ahead * LINE)
+            prefetch(records + ahead * LINE)
             if has_ledger:
                 prefetch(writes + ahead * LINE)
         slot, token, position = load_i64(locs, i), load_i64(ids, i), load_i64(positions, i)
-        _write_canary(heads + slot * SLOT_BYTES, token, position, head_hash)
-        _write_canary(tails + slot * SLOT_BYTES, token, position, tail_hash)
-        store_i32(records + slot * HALF_LINE, _WRITTEN_AT, serial)
+        _write_canary(canary + slot * LINE, token, position, head_hash)
+        _write_canary(canary + slot * LINE + SLOT_BYTES, token, position, tail_hash)
+        store_i32(records + slot * LINE, _WRITTEN_AT, serial)
         if has_ledger:
             _note_write(writes + slot * LINE, code, step, event, batch_row, position)
         if i + 1 < extend:

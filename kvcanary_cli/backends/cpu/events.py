@@ -42,8 +42,8 @@ _C_FINISH_REQ, _C_ABORT_REQ = int(Columns.FINISH_REQ), int(Columns.ABORT_REQ)
 _C_UNPUBLISH_ENTRY, _C_ENTRY_OF = int(Columns.UNPUBLISH_ENTRY), int(Columns.ENTRY_OF)
 
 _TABLE, _ROWS, _ROW_LEN, _CHECKED = constants(State.TABLE, State.ROWS, State.ROW_LEN, State.CHECKED)
-_HAS_LEDGER, _OWNERSHIP, _WATCHES_ENTRIES = constants(
-    State.HAS_LEDGER, State.OWNERSHIP, State.WATCHES_ENTRIES
+_HAS_LEDGER, _RECORDS, _WATCHES_ENTRIES = constants(
+    State.HAS_LEDGER, State.RECORDS, State.WATCHES_ENTRIES
 )
 _OWNER = place(OWNERSHIP, "owner")
 _TENANTS = int(State.LEDGER_TENANTS)
@@ -66,7 +66,7 @@ def _take_map(state, columns, at, event):  # type: ignore[no-untyped-def]
         if count == 0 or load_i64(load_i64(state, _TENANTS), row) == NO_ROW:
             return _GENERAL
         last = load_i64(slots, count - 1)
-        owner = load_i32(load_i64(state, _OWNERSHIP) + last * LINE, _OWNER)
+        owner = load_i32(load_i64(state, _RECORDS) + last * LINE, _OWNER)
         if not note_map(state, row, start, start + count, owner, event):
             return _ROOM
     known = min(load_i64(load_i64(state, _CHECKED), row) - start, count)

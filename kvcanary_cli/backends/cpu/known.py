@@ -8,7 +8,7 @@ are addresses and sizes; the table is int32, everything else int64.
 
 from __future__ import annotations
 
-from kvcanary_cli.backends.cpu.event_records import HALF_LINE, LANE, place
+from kvcanary_cli.backends.cpu.event_records import LANE, LINE, place
 from kvcanary_cli.backends.cpu.jit import helper, kernel
 from kvcanary_cli.backends.cpu.memory import (
     load_i32,
@@ -20,7 +20,7 @@ from kvcanary_cli.backends.cpu.memory import (
     store_u8,
 )
 
-_REFS, _MAPPER = place(LANE, "refs"), place(LANE, "mapper")
+_REFS, _MAPPER, _READ = place(LANE, "refs"), place(LANE, "mapper"), place(LANE, "read")
 # Cells that a slot is asked for before its turn.
 _AHEAD = 12
 
@@ -46,7 +46,7 @@ def forget_cells(  # type: ignore[no-untyped-def]
     pool,
     pool_width,
     token_offset,
-    read_events,
+    keeps_reads,
     row_read,
     read_len,
 ):
@@ -60,14 +60,13 @@ def forget_cells(  # type: ignore[no-untyped-def]
     dropped = 0
     for position in range(start, stop):
         ahead = load_i32(line, min(position + _AHEAD, stop - 1))
-        prefetch(records + ahead * HALF_LINE)
-        prefetch(read_events + ahead * 8)
+        prefetch(records + ahead * LINE)
         slot = load_i32(line, position)
         if slot > 0:
-            record = records + slot * HALF_LINE
+            record = records + slot * LINE
             store_i32(record, _REFS, load_i32(record, _REFS) - 1)
-            if read_events != 0 and position < read_stop:
-                store_i64(read_events, slot, max(load_i64(read_events, slot), read))
+            if keeps_reads != 0 and position < read_stop:
+                store_i64(record, _READ, max(load_i64(record, _READ), read))
         if (
             start > 0
             and expected_token(pool, pool_width, row, limit, position + token_offset) != -1
@@ -94,15 +93,15 @@ def forget_from(  # type: ignore[no-untyped-def]
     pool,
     pool_width,
     token_offset,
-    read_events,
+    keeps_reads,
     row_read,
     read_len,
 ):
     """See ``forget_cells``.
 
     Args:
-        read_events: [slots] last event that read the slot, caught up for the dropped cells; 0 = not
-            kept.
+        keeps_reads: Whether the records say which event last read each slot; then that is caught up
+            for the dropped cells.
         row_read, read_len: [rows] last event that read the leading cells, and how many of them.
     """
     forget_cells(
@@ -117,7 +116,7 @@ def forget_from(  # type: ignore[no-untyped-def]
         pool,
         pool_width,
         token_offset,
-        read_events,
+        keeps_reads,
         row_read,
         read_len,
     )
@@ -140,7 +139,7 @@ def forget_slots(  # type: ignore[no-untyped-def]
     pool,
     pool_width,
     token_offset,
-    read_events,
+    keeps_reads,
     row_read,
     read_len,
 ):
@@ -158,11 +157,11 @@ def forget_slots(  # type: ignore[no-untyped-def]
         slot = load_i64(slots, k)
         if slot <= 0 or slot >= num_slots:
             continue
-        held = load_i32(records + slot * HALF_LINE, _REFS)
+        held = load_i32(records + slot * LINE, _REFS)
         if held == 0:
             continue
         found += 1
-        cell = load_i64(records + slot * HALF_LINE, _MAPPER)
+        cell = load_i64(records + slot * LINE, _MAPPER)
         row = cell // row_len
         position = cell - row * row_len
         is_newest = position < load_i64(checked, row) and load_i32(table, cell) == slot
@@ -179,7 +178,7 @@ def forget_slots(  # type: ignore[no-untyped-def]
                 pool,
                 pool_width,
                 token_offset,
-                read_events,
+                keeps_reads,
                 row_read,
                 read_len,
             )
@@ -205,7 +204,7 @@ def forget_slots(  # type: ignore[no-untyped-def]
                     pool,
                     pool_width,
                     token_offset,
-                    read_events,
+                    keeps_reads,
                     row_read,
                     read_len,
                 )
@@ -324,7 +323,7 @@ def learn(  # type: ignore[no-untyped-def]
             continue
         slot = load_i64(slots, n)
         if slot > 0:
-            line = records + slot * HALF_LINE
+            line = records + slot * LINE
             store_i32(line, _REFS, load_i32(line, _REFS) + 1)
             store_i64(line, _MAPPER, row * row_len + position)
         if load_i64(tokens, n) != -1:
