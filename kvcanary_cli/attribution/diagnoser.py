@@ -183,8 +183,7 @@ class Diagnoser:
         if lane is not None and known is not None and writes.settle is None:
             if worker == "target":
                 lane.move_records(self.follower.rules.state.records)
-            writes.reads = known.keep_reads(writes.reads)
-            writes.settle = known.settle
+            writes.keep_reads_in(known.keep_reads(), known.settle)
 
     def _read_again(self, forward: Forward, reads: Reads, broken: Ints) -> None:
         """Say what must be told of each time it is read: what is not all right, or may change."""

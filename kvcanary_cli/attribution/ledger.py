@@ -208,8 +208,20 @@ class Writes:
         self.pad_event: Ints = np.full(num_slots, NEVER, dtype=np.int64)
         self.pad_step: NDArray[np.int32] = np.full(num_slots, NOBODY, dtype=np.int32)
         self.pad_row: NDArray[np.int32] = np.full(num_slots, NOBODY, dtype=np.int32)
-        self.reads: Ints = np.full(num_slots, NEVER, dtype=np.int64)
+        self._reads: Ints | None = None
         self.settle: Callable[[], None] | None = None
+
+    @property
+    def reads(self) -> Ints:
+        """[slots] what of ``read_event`` is up to date; incremental verification keeps it."""
+        if self._reads is None:
+            self._reads = np.full(len(self.records), NEVER, dtype=np.int64)
+        return self._reads
+
+    def keep_reads_in(self, reads: Ints, settle: Callable[[], None]) -> None:
+        """From now on ``reads`` [slots] are kept by somebody else, who brings them up to date."""
+        reads[:] = NEVER if self._reads is None else self._reads
+        self._reads, self.settle = reads, settle
 
     @property
     def read_event(self) -> Ints:

@@ -189,18 +189,11 @@ class Known:
         refs: NDArray[np.int32] = self.records["refs"]
         return refs
 
-    def keep_reads(self, read_events: Ints) -> Ints:
-        """Keep who read what last, as far as ``settle`` has brought it.
-
-        Args:
-            read_events: [slots] what is known of that.
-
-        Returns:
-            [slots] where it is kept.
-        """
-        self.read_events, self._addresses = self.records["read"], None
-        self.read_events[:] = read_events
-        return self.read_events
+    def keep_reads(self) -> Ints:
+        """Keep who read what last; ``read_events``, to be filled with what is known of that."""
+        reads: Ints = self.records["read"]
+        self.read_events, self._addresses = reads, None
+        return reads
 
     def move_records(self, records: NDArray[Any]) -> None:
         """Go on with ``records``, which say the same; who keeps the events of reads does not."""
