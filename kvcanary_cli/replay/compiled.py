@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvcanary_cli.backends.cpu.event_state import LIST_ROOM, Kind, Request, State, Stop
-from kvcanary_cli.replay.event_columns import EventColumns
+from kvcanary_cli.replay.event_columns import EventColumns, PreparedColumns
 from kvcanary_cli.trace.schema import TREE_OWNER
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from kvcanary_cli.replay.driver import Replay
@@ -56,6 +58,18 @@ def is_large(segment: Segment) -> bool:
     forwards = segment.tables.get("forward")
     positions = None if forwards is None else forwards.columns.get("positions")
     return positions is not None and len(positions.values) >= _LEAST_TOKENS
+
+
+def preparing(replay: Replay) -> Callable[[Segment], object] | None:
+    """What whoever reads segments can do for compiled events beside the replay, None = nothing."""
+    wanted = replay.options.compiled
+    if wanted is False or not allows_compiled(replay):
+        return None
+
+    def prepare(segment: Segment) -> PreparedColumns | None:
+        return PreparedColumns(segment) if wanted or is_large(segment) else None
+
+    return prepare
 
 
 class CompiledEvents:

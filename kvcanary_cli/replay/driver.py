@@ -14,7 +14,7 @@ from kvcanary_cli.capacities.checks import CapacityViolation, check_plan_rows
 from kvcanary_cli.replay import copies
 from kvcanary_cli.replay.capacity_limits import NOT_CHECKED, for_manager
 from kvcanary_cli.replay.collector import Tally
-from kvcanary_cli.replay.compiled import CompiledEvents, allows_compiled, is_large
+from kvcanary_cli.replay.compiled import CompiledEvents, allows_compiled, is_large, preparing
 from kvcanary_cli.replay.conclude import conclude
 from kvcanary_cli.replay.cut_header import cut_info, within_cut
 from kvcanary_cli.replay.event_columns import COMPILED_KINDS
@@ -133,6 +133,7 @@ class Replay:
         Raises:
             InputError: The trace cannot be used.
         """
+        reader.prepare = preparing(self)
         try:
             for segment in reader.segments() if segments is None else segments:
                 self.feed(segment)

@@ -112,13 +112,60 @@ class EventColumns:
         self.kinds: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
         # What the block points to.
         self._kept: list[NDArray[np.generic]] = []
-        # [strings + 1] whether the kernel must know a string as a request, or as an entry; the last
-        # one stands for no string.
-        self._is_req = self._is_entry = np.empty(0, dtype=np.bool_)
 
     def read(self, segment: Segment) -> None:
-        """Fill the block with the columns of ``segment``."""
-        self._kept = []
+        """Fill the block with the columns of ``segment``, which may be prepared."""
+        prepared = segment.prepared
+        if not isinstance(prepared, PreparedColumns):
+            prepared = PreparedColumns(segment)
+        self.kinds, self._kept = prepared.kinds, [*prepared.kept]
+        self.block[:] = prepared.block
+        if "free" in segment.tables:
+            self._put(Columns.FREE_REASON, self._reasons(segment.tables["free"], segment))
+        self._prefixes.forget_names()
+        for cell, wanted, number_of in (
+            (Columns.REQ_OF, prepared.reqs, self._requests.code),
+            (Columns.ENTRY_OF, prepared.entries, self._prefixes.code),
+        ):
+            numbers = np.full(len(segment.strings) + 1, -1, dtype=np.int64)
+            for code in wanted:
+                numbers[code] = number_of(segment.strings[code])
+            self._put(cell, numbers)
+
+    def _put(self, cell: Columns, array: NDArray[np.generic]) -> None:
+        self._kept.append(array)
+        self.block[cell] = array.ctypes.data
+
+    def _reasons(self, table: Table, segment: Segment) -> NDArray[np.int32]:
+        """[frees] code of each one's reason."""
+        codes = np.zeros(table.rows, dtype=np.int32)
+        column = table.columns.get("reason")
+        if column is None or self._ledger is None:
+            return codes
+        given = _has(column, table.rows) & (column.values >= 0)
+        strings, first = np.unique(column.values[given], return_index=True)
+        for code in strings[np.argsort(first)].tolist():
+            codes[given & (column.values == code)] = self._ledger.reason(segment.strings[code])
+        return codes
+
+
+class PreparedColumns:
+    """What of a block follows from the segment alone, so that whoever reads it can make it.
+
+    Args:
+        segment: The segment.
+
+    Attributes:
+        block: ``Columns``, without names.
+        kinds: [events] ``Kind`` of each event.
+        kept: The arrays that the block points to.
+        reqs, entries: Strings that the kernel must know as requests, and as entries.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self.block: Ints = np.zeros(len(Columns) + 1, dtype=np.int64)
+        self.kept: list[NDArray[np.generic]] = []
+        # [strings + 1], the last one of which stands for no string.
         self._is_req = np.zeros(len(segment.strings) + 1, dtype=np.bool_)
         self._is_entry = self._is_req.copy()
         lookup = np.zeros(len(segment.kind_names), dtype=np.uint8)
@@ -139,19 +186,12 @@ class EventColumns:
         self._put(Columns.KINDS, kinds, np.uint8)
         self._put(Columns.INDEX, segment.index, np.int64)
         self._put(Columns.ROWS, segment.row, np.int32)
-        self._prefixes.forget_names()
-        for cell, wanted, number_of in (
-            (Columns.REQ_OF, self._is_req, self._requests.code),
-            (Columns.ENTRY_OF, self._is_entry, self._prefixes.code),
-        ):
-            numbers = np.full(len(segment.strings) + 1, -1, dtype=np.int64)
-            for code in np.flatnonzero(wanted[:-1]).tolist():
-                numbers[code] = number_of(segment.strings[code])
-            self._put(cell, numbers, np.int64)
+        self.reqs: list[int] = np.flatnonzero(self._is_req[:-1]).tolist()
+        self.entries: list[int] = np.flatnonzero(self._is_entry[:-1]).tolist()
 
     def _put(self, cell: Columns, values: NDArray[np.generic], dtype: type[np.generic]) -> None:
         array = np.ascontiguousarray(values, dtype=dtype)
-        self._kept.append(array)
+        self.kept.append(array)
         self.block[cell] = array.ctypes.data
 
     def _ints(self, cell: Columns, column: Column) -> None:
@@ -189,25 +229,11 @@ class EventColumns:
             self._strings(cell, table, field, self._is_req)
         for field, cell in _ENTRIES.get(name, {}).items():
             self._strings(cell, table, field, self._is_entry)
-        if name == "free":
-            self._put(Columns.FREE_REASON, self._reasons(table, segment), np.int32)
         if name in _ONE_LIST:
             field, values, offsets = _ONE_LIST[name]
             self._ints(values, columns[field])
             self._offsets(offsets, columns[field])
         return True
-
-    def _reasons(self, table: Table, segment: Segment) -> NDArray[np.int32]:
-        """[frees] code of each one's reason."""
-        codes = np.zeros(table.rows, dtype=np.int32)
-        column = table.columns.get("reason")
-        if column is None or self._ledger is None:
-            return codes
-        given = _has(column, table.rows) & (column.values >= 0)
-        strings, first = np.unique(column.values[given], return_index=True)
-        for code in strings[np.argsort(first)].tolist():
-            codes[given & (column.values == code)] = self._ledger.reason(segment.strings[code])
-        return codes
 
     def _read_forwards(self, table: Table, segment: Segment) -> bool:
         columns = table.columns

@@ -160,7 +160,10 @@ class Stretches:
             return
 
     def _first_gap(self, index: Ints) -> int | None:
-        """First event of a segment before which events were lost."""
+        """First event of a segment, whose numbers grow, before which events were lost."""
+        last = int(index[0]) - 1 if self._last is None else self._last
+        if self._listed is None and int(index[-1]) - last == len(index):
+            return None
         before = np.empty_like(index)
         before[1:] = index[:-1]
         before[0] = index[0] - 1 if self._last is None else self._last

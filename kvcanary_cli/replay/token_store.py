@@ -69,10 +69,8 @@ class TokenStore:
         live = int(lengths.sum())
         # Twice what is needed: closing the gaps costs no more than filling what is left.
         values = np.empty(max(len(self.values), 2 * (live + more)), dtype=np.int64)
-        places = np.cumsum(lengths) - lengths
-        for code, at, length in zip(held.tolist(), places.tolist(), lengths.tolist(), strict=True):
-            values[at : at + length] = self.of(code)
-        cells[held, Request.STORE_AT] = places
+        values[:live] = self.values[each_of(cells[held, Request.STORE_AT], lengths)]
+        cells[held, Request.STORE_AT] = np.cumsum(lengths) - lengths
         self.values = values
         self._numbers[HistoryNumber.STORE_USED] = live
         self._numbers[HistoryNumber.STORE_ROOM] = len(values)
@@ -80,3 +78,10 @@ class TokenStore:
     def _place(self, code: int) -> tuple[int, int]:
         cells = self._requests.cells[code]
         return int(cells[Request.STORE_AT]), int(cells[Request.STORE_LEN])
+
+
+def each_of(starts: Ints, lengths: Ints) -> Ints:
+    """The numbers of the runs [start, start + length), one run after another."""
+    shifts = starts - (np.cumsum(lengths) - lengths)
+    runs: Ints = np.repeat(shifts, lengths) + np.arange(int(lengths.sum()))
+    return runs

@@ -24,7 +24,7 @@ from kvcanary_cli.trace.remote import RemotePath, is_remote
 from kvcanary_cli.trace.validate import StreamValidator, check_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from kvcanary_cli.trace.bounds import Bounds
     from kvcanary_cli.trace.located import LocatedSegment
@@ -62,6 +62,8 @@ class TraceReader(ABC):
         self.bytes_total = None
         self.bytes_read = 0
         self.wants_sha256 = True
+        #: Makes ``Segment.prepared``, where a thread reads ahead beside the caller's own work.
+        self.prepare: Callable[[Segment], object] | None = None
         self._validator: StreamValidator | None = None
         self._digest: BackgroundDigest | None = None
 
@@ -108,7 +110,12 @@ class TraceReader(ABC):
 
     def _checked_segments(self, bounds: Bounds) -> Iterator[tuple[LocatedSegment, Problems]]:
         for located in self._located_segments():
-            yield located, check_columns(located.segment, bounds)
+            segment = located.segment
+            problems = check_columns(segment, bounds)
+            if self.prepare is not None and problems.event is None:
+                segment.prepared = self.prepare(segment)
+            del segment
+            yield located, problems
             del located
 
     def _note_end(self) -> None:

@@ -60,6 +60,7 @@ class Segment:
         index: [n] int64, the events' ``i``.
         row: [n] int32, row in ``tables[kind_names[kind]]``; grows with n for each kind.
         tables: Kind name to table.
+        prepared: What ``TraceReader.prepare`` made of it.
     """
 
     strings: list[str]
@@ -68,6 +69,7 @@ class Segment:
     index: NDArray[np.int64]
     row: NDArray[np.int32]
     tables: dict[str, Table]
+    prepared: object = None
 
     def __len__(self) -> int:
         return len(self.kind)
