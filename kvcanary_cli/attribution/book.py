@@ -192,6 +192,8 @@ class FindingBook:
         if finding is None:
             finding = self.new(cause, *lane, victim, step)
         finding.follows.update(cause.follows)
+        if cause.other_side is not None:
+            self._other_side(finding, *cause.other_side, sure=cause.confidence == CERTAIN)
         if read and victim is not None:
             finding.blast_radius[victim] = None
         if finding.cls in ONE_STEP and step != finding.first_bad_step:

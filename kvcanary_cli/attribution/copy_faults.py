@@ -11,9 +11,16 @@ from kvcanary_cli.attribution.ledger import NOBODY
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from kvcanary_cli.attribution.damage import Cause
     from kvcanary_cli.attribution.follow import Follower
     from kvcanary_cli.attribution.result import OwnershipFinding
+    from kvcanary_cli.replay.forwards import Forward
+    from kvcanary_cli.replay.watcher import Reads
+
+    Ints = NDArray[np.int64]
 
 
 class CopyFaults:
@@ -22,10 +29,17 @@ class CopyFaults:
     Args:
         follower: The ledger.
         judged: Why a copy's content stands in a slot where it does not belong.
+        astray: Which copy took elsewhere what a slot lacks.
     """
 
-    def __init__(self, follower: Follower, judged: Callable[[Damage], Cause | None]) -> None:
-        self._follower, self._judged = follower, judged
+    def __init__(
+        self,
+        follower: Follower,
+        judged: Callable[[Damage], Cause | None],
+        astray: Callable[[Damage], Cause | None],
+    ) -> None:
+        self._follower, self._judged, self._astray = follower, judged, astray
+        self._seen: set[tuple[int, int, int]] = set()
         self._causes = follower.context.misled
 
     def landed(self, event: int) -> None:
@@ -37,16 +51,40 @@ class CopyFaults:
             if found.what != what.WRITE_BY_NON_OWNER:
                 continue
             for slot in found.slots:
-                cause = self._judged(self._damage(slot, event, steps[0]))
+                owner = int(rules.state.owner[slot])
+                cause = self._judged(self._damage(slot, event, steps[0], owner))
                 if cause is not None:
                     self._causes[event, slot] = cause
 
-    def _damage(self, slot: int, event: int, step: int) -> Damage:
+    def missed(
+        self, forward: Forward, reads: Reads, entries: Ints, codes: NDArray[np.int32]
+    ) -> None:
+        """Look at those ``entries`` [n] of ``reads`` that broke a rule: nothing came into some.
+
+        What such a slot holds may be what belongs there, from an earlier stay of the request.
+        """
+        state = self._follower.rules.state
+        slots = reads.slots[entries]
+        came = self._follower.lane(forward.worker, "FULL").came(slots)
+        for k in entries[came < state.alloc_event[slots]].tolist():
+            b, slot = int(reads.batch_rows[k]), int(reads.slots[k])
+            key = int(codes[b]), slot, int(state.alloc_event[slot])
+            if key in self._seen or forward.worker != "target":
+                continue
+            self._seen.add(key)
+            damage = self._damage(slot, forward.event, forward.step, key[0])
+            damage.row, damage.position = int(forward.rows[b]), int(reads.positions[k])
+            damage.forward = forward
+            cause = self._astray(damage)
+            if cause is not None:
+                self._causes[forward.event, slot] = cause
+
+    def _damage(self, slot: int, event: int, step: int, victim: int) -> Damage:
         writes = self._follower.lane("target", "FULL")
         return Damage(
             worker="target",
             pool_kind="FULL",
-            victim=int(self._follower.rules.state.owner[slot]),
+            victim=victim,
             row=-1,
             position=-1,
             slot=slot,

@@ -78,7 +78,9 @@ class Diagnoser:
         self._moved_damage = MovedDamage(follower, self._classifier.taken)
         self._own_frees = OwnFreeReads(follower, self._snapshots)
         self._late_cells = LateCells(follower, self._snapshots)
-        self._copy_faults = CopyFaults(follower, self._classifier.copied)
+        self._copy_faults = CopyFaults(
+            follower, self._classifier.copied, self._classifier.misdirected
+        )
         slots = header.pool.max_slot + 1
         self._overwritten = Overwritten(self._now, self.book, self._classifier, slots)
         # Events after the first, up to the second, lie before or in a step to check.
@@ -158,7 +160,9 @@ class Diagnoser:
         others = self._overwritten.others(forward, read_slots, reader_rows, written[0])
         broken = follower.reads(forward, read_slots[others], reader_rows[others], self._now.codes)
         if broken.any():
-            self._late_cells.note(forward, reads, np.flatnonzero(others)[broken], self._now.codes)
+            entries = np.flatnonzero(others)[broken]
+            self._late_cells.note(forward, reads, entries, self._now.codes)
+            self._copy_faults.missed(forward, reads, entries, self._now.codes)
         self._own_frees.note(forward, reads, self._now.codes)
         self._namespaces.check(forward, read_slots, reader_rows, self._now.codes, self.book.add)
         self._read_again(forward, reads, np.flatnonzero(others)[broken])

@@ -105,7 +105,8 @@ def explain_unread(
         reads = found.what in _MET_BY_READING and _runs(found.actor, found, rules)
         if root.what == LATE_CELL:
             late = _late_cell(found, root, roots)
-        by_copy = copies.causes(found, slots) if root.event == found.event else [(None, slots)]
+        its_own = root.event == found.event or found.what == what.READ_BEFORE_WRITE
+        by_copy = copies.causes(found, slots) if its_own else [(None, slots)]
         for copied, mine in by_copy:
             cause = late if copied is None else _copied(copied, found, rules)
             add(

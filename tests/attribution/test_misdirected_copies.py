@@ -278,3 +278,38 @@ def test_either_side_of_a_fork_may_copy_what_it_meant(by: str | None, early: boo
     report = diagnose(_HEAD, numbered(events))
     assert not report.findings
     assert not report.ownership
+
+
+@pytest.mark.parametrize("landing", _LANDINGS)
+@pytest.mark.parametrize("named", [True, False])
+def test_a_slot_that_still_holds_what_did_not_come_is_one_fault_too(
+    landing: str, named: bool
+) -> None:
+    """B comes back to its slots: what one of them lacks, it has from before."""
+    before, _loss, _stranger = _LANDINGS[landing]
+    copy = {"kind": "copy", "src": {"req": "B", "pos": [0, 1, 2]}, "via": "rdma", "by": "B"}
+    window = {"id": "T", "req": "B", "slots": [4, 5, _LACKING], "via": "rdma", "direction": "in"}
+    slots = [4, 5, _LACKING]
+    events = numbered(
+        [
+            *before,
+            {"kind": "history", "req": "B", "start": 0, "ids": [11, 12, 13]},
+            {"kind": "alloc", "owner": "B", "slots": slots},
+            copy | {"dst": slots},
+            {"kind": "free", "owner": "B", "slots": slots, "reason": "retract"},
+            {"kind": "retract", "req": "B"},
+            {"kind": "alloc", "owner": "B", "slots": slots},
+            {"kind": "map", "row": 2, "start": 0, "slots": slots},
+            *([{"kind": "transfer_begin", **window}] if named else []),
+            copy | {"dst": [4, 5, _WRONG]} | ({"id": "T"} if named else {}),
+            *decode("B", 19, 9, row=2, position=3, step=8),
+        ]
+    )
+    (finding,) = diagnose(_HEAD, events).findings
+    assert (finding.cls, finding.subtype) == ("transfer_mismatch", "wrong_pages")
+    assert finding.cause_event == index_of(events, "copy", dst=[4, 5, _WRONG])
+    assert finding.culprit.req == "B"
+    lost = {_WRONG} if landing != "never used" else set()
+    assert finding.slots == {_LACKING} | lost
+    assert sum("got nothing" in text for text in finding.evidence) == 1
+    assert list(finding.blast_radius) == ["B"]

@@ -54,6 +54,7 @@ class Classifier:
         index = IndexFacts(*facts)
         content, copies = ContentFacts(*facts), WrongCopies(*facts)
         self._last = content
+        self.misdirected = MisdirectedCopies(*facts).misdirected
         self._copying = (copies.wrong_pages, *ownership.rules)
         self._taking = (*ownership.rules, lifetime.use_after_free)
         self._rules: tuple[Callable[[Damage], Cause | None], ...] = (
@@ -64,7 +65,7 @@ class Classifier:
             # A table that leads elsewhere excuses the slot that it leads to.
             index.bad_translation,
             StoredPages(*facts).overwritten,
-            MisdirectedCopies(*facts).misdirected,
+            self.misdirected,
             *lifetime.rules,
             index.anothers_slot,
             index.other_row_seen,
