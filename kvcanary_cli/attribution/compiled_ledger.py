@@ -125,6 +125,7 @@ class CompiledLedger:
     ) -> None:
         """See ``Ledger``."""
         follower = self._follower
+        follower.rules.state.past_frees.note(segment)
         follower.context.table.free = int(cells[State.MAP_FREE])
         follower.go_on_from(int(cells[State.LEDGER_STEP]), int(cells[State.STEPS_SEEN]))
         for number in self._named[: cells[State.NAMED_COUNT]].tolist():

@@ -115,6 +115,7 @@ class Follower:
 
     def event(self, segment: Segment, k: int, kind: str, row: int) -> None:
         """Apply one event; kinds that say nothing about ownership pass."""
+        self.rules.state.past_frees.note(segment)
         self.begins(segment, kind, row, int(segment.index[k]))
         handler = self._handlers.get(kind)
         if handler is not None and not self._runs.covers(segment, k, kind, row):

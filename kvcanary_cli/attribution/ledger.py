@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvcanary_cli.attribution.custody import Custody
+from kvcanary_cli.attribution.past_frees import PastFrees
 from kvcanary_cli.backends.cpu.event_records import (
     BY_COPY,
     BY_FORWARD,
@@ -120,6 +121,7 @@ class Ownership:
         forked: [slots] bool, shared by a fork: when the owner ends, the others keep them.
         published_event, published_by: [slots] when and by whom it last became visible.
         custody: Claims on the slots with a ``bad_event``.
+        past_frees: Frees before the last ones.
         records, past: [slots] ``OWNERSHIP`` and ``PAST``, most of what is by slot above. The fields
             of a lane in ``records`` are the target's, once it runs.
     """
@@ -145,6 +147,7 @@ class Ownership:
         self.published_by: NDArray[np.int32] = past["published_by"]
         self.reasons: list[str] = [""]
         self.custody = Custody()
+        self.past_frees = PastFrees(num_slots)
 
     def give(self, slots: Ints, owner: int, event: int) -> None:
         """``slots`` now belong to ``owner``."""

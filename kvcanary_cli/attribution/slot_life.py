@@ -73,6 +73,14 @@ class Life:
                 facts.first_map_after(facts.released_event), "map", None, none, note=f"row {row}"
             )
 
+    def add_free(self, event: int, slots: Ints) -> None:
+        """Tell the free at ``event``, which need not be the last one of each of ``slots``."""
+        past = self._follower.rules.state.past_frees
+        for slot in slots[:MAX_SLOTS].tolist():
+            free = past.first(slot, event - 1, event + 1)
+            if free is not None:
+                self.add(event, "free", free.by, _one(slot), note=free.reason)
+
     def told(self) -> list[LifeEvent]:
         """The events in order."""
         out = []

@@ -199,6 +199,8 @@ class Snapshots:
         writes = self.follower.lane(finding.worker, finding.pool_kind)
         reader = finding.victim
         life = self._life(finding.worker, finding.pool_kind, slots, reader, finding.culprit.req)
+        if finding.cls == "use_after_free" and finding.cause_event is not None:
+            life.add_free(finding.cause_event, slots)
         primary = ~rows.seam
         where: dict[int, int] = {}
         for slot, position in zip(

@@ -13,7 +13,8 @@ from kvcanary_cli.attribution.ledger import (
     TREE,
     UNKNOWN,
 )
-from kvcanary_cli.attribution.result import POSSIBLE, Culprit, RuledOut
+from kvcanary_cli.attribution.past_frees import Free
+from kvcanary_cli.attribution.result import CERTAIN, POSSIBLE, PROBABLE, Culprit, RuledOut
 from kvcanary_cli.attribution.rules.facts import Facts
 
 if TYPE_CHECKING:
@@ -204,28 +205,50 @@ class LifetimeFacts(Facts):
         state, slot = self.state, damage.slot
         if damage.pool_kind != "FULL":
             return None
-        freed, wrote = int(state.free_event[slot]), damage.came_event()
+        last, wrote = int(state.free_event[slot]), damage.came_event()
         held = self.held_since(damage)
         writer = int(damage.writes.req[slot])
-        if freed == NEVER or held == NEVER or held > freed or writer == damage.victim:
+        if last == NEVER or held == NEVER or held > last or writer == damage.victim:
             return None
-        reused = wrote > freed
-        name = self.names.name(int(state.free_by[slot]))
+        free, surely = self.taken_by(damage, held)
+        reused = wrote > free.event
+        culprit = Culprit(req=free.by, step=None, event=free.event)
         return Cause(
             cls="use_after_free",
-            subtype=self._free_subtype(damage, freed),
-            cause_event=freed,
+            subtype=self._free_subtype(damage, free),
+            cause_event=free.event,
             corrupting_event=wrote if reused else None,
-            culprit=self.writer(damage) if reused else Culprit(req=name, step=None, event=freed),
+            culprit=self.writer(damage) if reused else culprit,
             ruled_out=self._not_taken(damage),
+            confidence=CERTAIN if surely else PROBABLE,
             evidence=[
                 f"named by the reader since event {held}",
-                f"freed by {name} at event {freed} while still named",
+                f"freed by {free.by} at event {free.event} while still named",
                 f"written by {self.names.name(writer) or 'another'} at event {wrote}"
                 if reused
                 else self._not_written_since(damage),
+                *([] if free.event == last else [f"given out again since, and freed at {last}"]),
+                *([] if surely else ["whether it was freed before, too, is not kept so long"]),
             ],
         )
+
+    def taken_by(self, damage: Damage, held: int) -> tuple[Free, bool]:
+        """The free that took the slot from the reader, which names it since event ``held``.
+
+        Returns:
+            The first free since then, and whether that is sure; else the last one.
+        """
+        state, slot = self.state, damage.slot
+        last = Free(
+            int(state.free_event[slot]),
+            self.names.name(int(state.free_by[slot])) or "",
+            state.reasons[int(state.free_reason[slot])],
+        )
+        if int(state.alloc_event[slot]) <= held:
+            # Nobody was given the slot in between.
+            return last, True
+        first = state.past_frees.first(slot, held, damage.event)
+        return (last, False) if first is None else (first, True)
 
     def _not_written_since(self, damage: Damage) -> str:
         """What became of a slot that was given back and not written since."""
@@ -253,20 +276,25 @@ class LifetimeFacts(Facts):
             out.append(RuledOut("late_write", f"{name} owned slot {slot} when it wrote"))
         return out
 
-    def _free_subtype(self, damage: Damage, freed: int) -> str:
+    def _free_subtype(self, damage: Damage, free: Free) -> str:
         state, slot = self.state, damage.slot
-        reason = state.reasons[int(state.free_reason[slot])].lower()
+        reason = free.reason.lower()
         if "dedup" in reason or "duplicate" in reason:
             return "freed_by_dedup"
-        if "window" in reason or "swa" in reason:
+        if ("window" in reason or "swa" in reason) and self._was_cached(damage):
             return "window_evicted_slot_recached"
         if "retract" in reason:
             return "freed_by_retract_while_in_tree"
-        if self.cached_chain(slot):
+        if free.event == int(state.free_event[slot]) and self.cached_chain(slot):
             return "freed_by_dedup"
-        if int(state.free_by[slot]) != damage.victim:
+        if free.by != self.names.name(damage.victim):
             return "shared_slot_refcount"
         return "freed_while_mapped"
+
+    def _was_cached(self, damage: Damage) -> bool:
+        """Whether the prefix cache shows the slot, or served it to the reader."""
+        shared = damage.row < 0 or bool(self.state.shared[damage.slot])
+        return shared or self.context.matched(damage.victim, damage.slot) is not None
 
     def _phantom_hit(self, damage: Damage) -> Cause | None:
         match = self.context.matched(damage.victim, damage.slot)
