@@ -32,6 +32,7 @@ class LifetimeFacts(Facts):
         return (
             # A row that moved names slots in any state, unwritten ones too.
             self._recycled_row,
+            self._row_taken,
             self._never_written,
             self.use_after_free,
             self._phantom_hit,
@@ -164,6 +165,46 @@ class LifetimeFacts(Facts):
         elif taker == NOBODY:
             taker = writer
         return self._recycled(damage, released, fact.event, taker)
+
+    def _row_taken(self, damage: Damage) -> Cause | None:
+        """Another request runs in the reader's row, with its own slots there; none released it."""
+        if damage.row < 0 or damage.victim == TREE or damage.kv_only:
+            return None
+        held, slot = self.held_since(damage), damage.slot
+        if held == NEVER or damage.pool_kind != "FULL":
+            return None
+        facts = self.context.row(damage.row)
+        taker = facts.taker(damage.victim, held)
+        # What the taker shares with others came with slots of its own.
+        whose = {int(self.state.owner[slot]), int(damage.writes.req[slot])}
+        whose |= {fact.owner for fact in facts.maps if fact.event == held}
+        ran = max(
+            (at for req, at in facts.ran if req == damage.victim and at < held), default=NEVER
+        )
+        if (
+            taker == NOBODY
+            or taker not in whose
+            or ran == NEVER
+            or ran < facts.released_event < held
+        ):
+            return None
+        first, name = facts.maps_between(held), self.names.name(taker)
+        return Cause(
+            cls="stale_mapping",
+            subtype="row_recycled_in_flight",
+            group=(damage.victim, damage.row, first),
+            cause_event=first,
+            corrupting_event=held,
+            culprit=Culprit(req=name, step=None, event=held, details={"req_table_row": damage.row}),
+            ruled_out=[
+                RuledOut("use_after_free", "what the reader's row names moved, not its data")
+            ],
+            evidence=[
+                f"cell {damage.position} of row {damage.row} was set to slot {slot} at event "
+                f"{held}, for {name}, which ran in that row next",
+                *([] if facts.released_event > held else ["the reader had not released the row"]),
+            ],
+        )
 
     def _shared_row(self, damage: Damage, released: int, fact: MapFact) -> Cause | None:
         """Two requests run in the row: either reads what the other one mapped."""
