@@ -239,6 +239,13 @@ class Context:
     lut_event: dict[int, int] = field(default_factory=dict)
     moved: dict[int, tuple[int, Cause]] = field(default_factory=dict)
     batch_row_slot: DecodedRows = field(default_factory=DecodedRows)
+    # By event, of forwards whose padding wrote slots: rows that were requests, and all rows.
+    pad_batches: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def padded_batch(self, event: int) -> str:
+        """How many rows of the batch at ``event`` were requests, and how many there were."""
+        raw, padded = self.pad_batches[event]
+        return f"raw batch size {raw}, padded to {padded}"
 
     def namespace(self, name: str) -> str:
         """A namespace with the version of its adapter, which an engine may leave out."""

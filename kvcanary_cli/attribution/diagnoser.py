@@ -24,6 +24,7 @@ from kvcanary_cli.attribution.namespaces import Namespaces
 from kvcanary_cli.attribution.note_cargo import CargoNotes
 from kvcanary_cli.attribution.overwritten import Overwritten
 from kvcanary_cli.attribution.own_frees import OwnFreeReads
+from kvcanary_cli.attribution.padded_slots import PaddedSlots
 from kvcanary_cli.attribution.positions import check_positions
 from kvcanary_cli.attribution.ranks import RankRecord
 from kvcanary_cli.attribution.read_roots import ReadRoots
@@ -78,6 +79,7 @@ class Diagnoser:
         self._moved_damage = MovedDamage(follower, self._classifier.taken)
         self._own_frees = OwnFreeReads(follower, self._snapshots)
         self._late_cells = LateCells(follower, self._snapshots)
+        self._padded, self._has_kv = PaddedSlots(follower), "kv_hash" in header.records
         self._copy_faults = CopyFaults(
             follower, self._classifier.copied, self._classifier.misdirected
         )
@@ -164,6 +166,8 @@ class Diagnoser:
             self._late_cells.note(forward, reads, entries, self._now.codes)
             self._copy_faults.missed(forward, reads, entries, self._now.codes)
         self._own_frees.note(forward, reads, self._now.codes)
+        if not self._has_kv:
+            self._padded.note(forward, reads, self._now.codes)
         self._namespaces.check(forward, read_slots, reader_rows, self._now.codes, self.book.add)
         self._read_again(forward, reads, np.flatnonzero(others)[broken])
         check_positions(
@@ -235,6 +239,7 @@ class Diagnoser:
         explain_unread(
             self.follower.rules, self.book.findings, self.book.add, roots, self._copy_faults
         )
+        self._padded.explain(self.book.findings)
         self._own_frees.explain(self.book.findings, self.book.add)
         self._namespaces.explain(self.book.findings, self.book.add)
         self._snapshots.take(self.book.findings)

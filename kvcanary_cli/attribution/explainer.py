@@ -71,6 +71,7 @@ class Explainer:
                 known.violations += 1
                 return
             position = self._now.true_position_of(forward, slot, chunk)
+        self._note_padding(chunk, slot, forward)
         damage = self._damages.of(chunk, k, forward, slot, position, victim)
         padded = int(damage.writes.pad_event[slot])
         key = (*lane_of(chunk), slot, max(damage.came_event(), padded))
@@ -86,6 +87,20 @@ class Explainer:
         if self._book.has_swa:
             self._book.in_full[place] = finding
         self._book.enter(finding, slot, position, victim, reader, chunk.step)
+
+    def _note_padding(self, chunk: ViolationChunk, slot: int, forward: Forward | None) -> None:
+        """Enter the padding write of this very forward, where TAIL saw what it had left.
+
+        It does where a fingerprint was taken after the forward; else it looked before that write.
+        """
+        if chunk.check != VERIFY or forward is None or chunk.pool_kind != "FULL":
+            return
+        if not (self._follower.padding_slots(forward) == slot).any():
+            return
+        assert self._now.replay is not None
+        worker = self._now.replay.worker(chunk.worker)
+        if any((worker.hashed(0, half) == slot).any() for half in ("k", "v")):
+            self._follower.note_padding(forward)
 
     def _known_before(self, chunk: ViolationChunk, k: int, forward: Forward) -> Finding | None:
         """The finding that a wrong chain value of what a forward writes goes back to.

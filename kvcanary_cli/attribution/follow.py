@@ -336,7 +336,7 @@ class Follower:
                 namespace=self._namespaces(forward)[row[keep]],
                 foreign=lane_foreign,
             )
-        self._note_padding(forward)
+        self.note_padding(forward)
 
     def _namespaces(self, forward: Forward) -> NDArray[np.int32]:
         if forward.namespaces is None:
@@ -350,7 +350,8 @@ class Follower:
         """Interned namespace, with the version of its adapter."""
         return self.names.code(NAMESPACE_PREFIX + self.context.namespace(name))
 
-    def _note_padding(self, forward: Forward) -> None:
+    def note_padding(self, forward: Forward) -> None:
+        """Enter which slots padding rows wrote; to do so twice changes nothing."""
         writes = self.lane(forward.worker, "FULL")
         tail = forward.out_cache_loc[len(forward.token_row) :]
         bs, active = len(forward.rows), int((forward.rows != PADDING_ROW).sum())
@@ -358,6 +359,7 @@ class Follower:
             if slot > 0:
                 writes.pad_event[slot], writes.pad_step[slot] = forward.event, forward.step
                 writes.pad_row[slot] = forward.recorded_row[min(active + k, bs - 1)]
+                self.context.pad_batches[forward.event] = (active, bs)
         if forward.mode.is_decode_or_idle:
             for b, slot in enumerate(forward.out_cache_loc[: len(forward.token_row)].tolist()):
                 self.context.batch_row_slot[b] = (slot, forward.step)

@@ -230,6 +230,7 @@ class OwnershipFacts(Facts):
                 f"the same row wrote slot {slot} at step {former[1]}"
                 if stale and former is not None
                 else "the slot is no padding slot",
+                self.context.padded_batch(pad),
                 "the canary row is intact, the bytes changed",
             ],
         )

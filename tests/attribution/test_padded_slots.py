@@ -1,0 +1,123 @@
+"""Slots that a padding row wrote: who read them, and from which batch it came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.attribution.events import HEAD, decode, index_of, life, numbered
+from tests.attribution.helpers import diagnose
+
+Event = dict[str, Any]
+IDLE: Event = {
+    "kind": "forward",
+    "forward_mode": "IDLE",
+    "reqs": [None],
+    "req_pool_indices": [0],
+    "input_ids": [0],
+    "positions": [0],
+    "seq_lens": [1],
+    "raw_bs": 0,
+}
+HASHED = HEAD | {"records": [*HEAD["records"], "kv_hash"]}
+
+
+def _padded(decoded: Event, slot: int) -> Event:
+    """The decode of one request, with a padding row that targets ``slot``."""
+    out = dict(decoded)
+    for name, value in {
+        "reqs": None,
+        "req_pool_indices": 0,
+        "input_ids": 0,
+        "positions": 0,
+        "out_cache_loc": slot,
+        "seq_lens": 1,
+    }.items():
+        out[name] = [*decoded[name], value]
+    return out | {"raw_bs": 1}
+
+
+def _hash(phase: str, step: int, **slots: int) -> Event:
+    numbers = [int(name[1:]) for name in slots]
+    return {
+        "kind": "kv_hash",
+        "phase": phase,
+        "step": step,
+        "slots": numbers,
+        "hash": list(slots.values()),
+    }
+
+
+@pytest.mark.parametrize("readers", [0, 1, 2])
+@pytest.mark.parametrize("idle", [True, False])
+def test_whoever_reads_what_padding_left_is_told(idle: bool, readers: int) -> None:
+    first = [*life("A", [1, 2, 3], [1, 2, 3], 1, 1), *life("B", [7], [21], 2, 2)]
+    *before, step = decode("B", 8, 22, 2, 1, 3)
+    pad = [IDLE | {"step": 3, "out_cache_loc": [2]}] if idle else [*before, _padded(step, 2)]
+    later = [decode("A", 4 + k, 4 + k, 1, 3 + k, 5 + k) for k in range(readers)]
+    events = numbered([*first, *pad, *(e for each in later for e in each)])
+    (finding,) = diagnose(HEAD, events).findings
+    assert (finding.cls, finding.victim, finding.slots) == ("pad_or_dummy_write", "A", {2})
+    assert finding.cause_event == index_of(events, "forward", step=3)
+    assert finding.culprit.details["batch_row"] == (0 if idle else 1)
+    assert list(finding.blast_radius) == ["A"] * min(readers, 1)
+    assert finding.first_bad_step == (5 if readers else 3)
+    assert finding.positions == ({1} if readers else set())
+    words = "raw batch size 0, padded to 1" if idle else "raw batch size 1, padded to 2"
+    assert any(text == words for text in finding.evidence)
+    unread = "no damaged content was read in this trace"
+    assert (unread in finding.evidence) == (not readers)
+
+
+def test_what_was_written_anew_is_sound_again() -> None:
+    first = life("A", [1, 2, 3], [1, 2, 3], 1, 1)
+    again = {"kind": "free", "owner": "A", "slots": [1, 2, 3]}
+    pad = IDLE | {"step": 2, "out_cache_loc": [2]}
+    new = [*life("B", [1, 2, 3], [1, 2, 3], 2, 3), *decode("B", 4, 4, 2, 3, 4)]
+    (finding,) = diagnose(HEAD, numbered([*first, pad, again, *new])).findings
+    assert (finding.cls, list(finding.blast_radius)) == ("pad_or_dummy_write", [])
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+def test_padding_that_hits_what_its_own_batch_reads(hashed: bool) -> None:
+    """TAIL sees what the padding left if a fingerprint was taken behind it, else the next read."""
+    *before, step = decode("A", 4, 4, 1, 3, 2)
+    *then, last = decode("A", 5, 5, 1, 4, 3)
+    sound = _hash("before", 2, s1=11, s2=12, s3=13)
+    behind = _hash("after", 2, s4=14, **({"s2": 99} if hashed else {}))
+    events = numbered(
+        [
+            *life("A", [1, 2, 3], [1, 2, 3], 1, 1),
+            _hash("after", 1, s1=11, s2=12, s3=13),
+            *before,
+            sound,
+            _padded(step, 2),
+            behind,
+            *then,
+            _hash("before", 3, s1=11, s2=99, s3=13, s4=14),
+            last,
+            _hash("after", 3, s5=15),
+        ]
+    )
+    (finding,) = diagnose(HASHED, events).findings
+    assert (finding.cls, finding.victim, finding.slots) == ("pad_or_dummy_write", "A", {2})
+    assert finding.cause_event == index_of(events, "forward", step=2)
+    assert finding.first_bad_step == (2 if hashed else 3)
+    assert finding.culprit.details["batch_row"] == 1
+
+
+def test_bytes_that_were_wrong_before_the_padding_are_not_its_fault() -> None:
+    *before, step = decode("A", 4, 4, 1, 3, 2)
+    events = numbered(
+        [
+            *life("A", [1, 2, 3], [1, 2, 3], 1, 1),
+            _hash("after", 1, s1=11, s2=12, s3=13),
+            *before,
+            _hash("before", 2, s1=11, s2=77, s3=13),
+            _padded(step, 2),
+            _hash("after", 2, s4=14),
+        ]
+    )
+    findings = diagnose(HASHED, events).findings
+    assert findings[0].cls == "payload_mutation"
