@@ -287,6 +287,12 @@ class RowLife(Question):
             if self._used:
                 near = sorted(self._used, key=lambda row: abs(row - self.row))[:3]
                 hint = f"did you mean row {', '.join(map(str, sorted(near)))}?"
+            if self.row == 0:
+                raise self.nothing(
+                    "--row 0: it is the padding row, which belongs to no request; "
+                    "--step shows what padding wrote",
+                    hint,
+                )
             raise self.nothing(
                 f"--row {self.row}: no event names it (rows 0 to {self._last_row})", hint
             )

@@ -212,7 +212,7 @@ class SlotLife(Question):
     def answer(self) -> Answer:
         if not self._in_range:
             raise self.nothing(
-                f"--slot {self.slot}: the {self.pool} pool ends at slot {self._last}"
+                f"--slot {self.slot}: the {self.pool} pool has slots 0 to {self._last}"
             )
         if not self.rows:
             hint = "it was neither allocated, written nor read"
@@ -315,7 +315,9 @@ class WhoWrote(Question):
         last = pool.swa_max_slot if self._lane[1] == "SWA" else pool.max_slot
         if 0 <= self.slot <= last:
             return True
-        self._bad = f"--who-wrote {self.slot}@{self.step}: the {self.pool} pool ends at slot {last}"
+        self._bad = (
+            f"--who-wrote {self.slot}@{self.step}: the {self.pool} pool has slots 0 to {last}"
+        )
         return False
 
     def end(self, scene: Scene) -> None:

@@ -27,6 +27,8 @@ def owner_map(
     slots: Ints,
     reader: str | None,
     forward: Forward | None,
+    *,
+    read: bool = True,
 ) -> tuple[SlotOwner, ...]:
     """Owners of the slots around ``slots``, at most ``MAX_OWNERS``.
 
@@ -36,6 +38,7 @@ def owner_map(
         slots: [n] damaged slots, ascending.
         reader: Who read them.
         forward: The forward that read them: its rows say which free slots are still named.
+        read: Whether anybody read them: without a reader no slot is another's than the reader's.
     """
     if not len(slots):
         return ()
@@ -56,7 +59,7 @@ def owner_map(
     for slot, code, bad, held in zip(
         around.tolist(), codes.tolist(), damaged.tolist(), named.tolist(), strict=True
     ):
-        foreign = bad and code > TREE and code != mine and (swa or not shared[slot])
+        foreign = read and bad and code > TREE and code != mine and (swa or not shared[slot])
         out.append(
             SlotOwner(
                 slot=slot,

@@ -257,7 +257,9 @@ class Snapshots:
             entries_total=len(slots),
             seams=seams[:MAX_ENTRIES],
             seams_total=len(seams),
-            owners=owner_map(self.follower, lane, slots, reader, forward),
+            owners=owner_map(
+                self.follower, lane, slots, reader, forward, read=access == "read" or bool(entries)
+            ),
             owners_are_writers=lane[1] != "FULL",
             life=tuple(kept),
             life_total=len(told),
@@ -282,14 +284,21 @@ class Snapshots:
             hit = at.get(slot)
             writer, before = self._last(writes, slot), self._before(writes, slot)
             if hit is None:
-                token, position = stored[n] if stored is not None else (None, None)
+                fed = self._fed(forward, slot) if rows.access == "write" else None
+                if fed is not None and forward is not None:
+                    before = writer
+                    writer = Act(finding.victim, forward.step, forward.event, "forward")
+                token, place = (None, None) if stored is None else stored[n]
+                position = -1 if place is None else place
+                if fed is not None:
+                    position, token, place = fed
                 entries.append(
                     EntryFact(
                         slot=slot,
-                        position=-1 if position is None else position,
+                        position=position,
                         found_token=token,
-                        found_position=position,
-                        expected_token=None,
+                        found_position=place,
+                        expected_token=None if fed is not None else self._true(finding, position),
                         writer=writer,
                         before=before,
                     )
@@ -310,6 +319,26 @@ class Snapshots:
                 )
             )
         return tuple(sorted(entries, key=lambda e: (e.position, e.slot)))
+
+    @staticmethod
+    def _fed(forward: Forward | None, slot: int) -> tuple[int, int, int] | None:
+        """What the forward wrote to ``slot``: where it belonged, the token, where it was put."""
+        if forward is None:
+            return None
+        at = np.flatnonzero(forward.out_cache_loc[: len(forward.token_row)] == slot)
+        if not len(at):
+            return None
+        k = int(at[-1])
+        return int(forward.true_positions[k]), int(forward.input_ids[k]), int(forward.positions[k])
+
+    def _true(self, finding: Finding, position: int) -> int | None:
+        """The token that the victim has at ``position``, as far as its history is known."""
+        pool = self.follower.pool
+        if pool is None or pool.histories is None or finding.victim is None or position < 0:
+            return None
+        tokens = pool.histories.tokens(finding.victim)
+        at = position + (finding.worker == "draft")
+        return int(tokens[at]) if at < len(tokens) and tokens[at] >= 0 else None
 
     def _stored(self, finding: Finding, slots: Ints) -> list[tuple[int, int]] | None:
         """Tokens and positions that the canary rows hold."""

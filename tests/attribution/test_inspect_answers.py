@@ -153,14 +153,16 @@ def test_who_wrote(ask) -> None:
 @pytest.mark.parametrize(
     ("args", "hint"),
     [
-        (("--slot", "99"), "ends at slot 15"),
+        (("--slot", "99"), "has slots 0 to 15"),
         (("--slot", "12"), "nearest slot that was is 11"),
         (("--req", "BB"), "did you mean B?"),
         (("--step", "9"), "did you mean step 1, 2, 3?"),
         (("--row", "9"), "did you mean row 1, 2, 3?"),
+        (("--row", "0"), "it is the padding row"),
+        (("--slot", "-1"), "has slots 0 to 15"),
         (("--at", "77"), "did you mean event 17?"),
         (("--who-wrote", "5@8"), "did you mean step 1, 2, 3?"),
-        (("--who-wrote", "99@1"), "ends at slot 15"),
+        (("--who-wrote", "99@1"), "has slots 0 to 15"),
     ],
 )
 def test_what_does_not_occur(ask, args, hint) -> None:
