@@ -127,7 +127,7 @@ class Diagnoser:
         if kind == "copy":
             self._cargo.copy(segment, row, event)
             self._moved_damage.copy(segment, row, event, races.copy(segment, row, event))
-            self._sidecars.copied(segment, row)
+            self._sidecars.copied(segment, row, event)
         elif kind == "transfer_begin":
             races.begin(segment, row, event)
         elif kind in ("transfer_end", "transfer_fail"):

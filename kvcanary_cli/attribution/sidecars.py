@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,6 +35,8 @@ class Sidecars:
         self._follower = follower
         # By lane and name: fingerprints, and the event of each, ``NEVER`` = not known.
         self._stored: dict[tuple[str, str], dict[str, tuple[Ints, Ints]]] = {}
+        # The copy that brought what is expected beside each slot.
+        self._copied: dict[tuple[tuple[str, str], str], Ints] = {}
 
     def event(self, segment: Segment, k: int, row: int, add: Add) -> None:
         """Take one ``sidecar_hash``: ``after`` is what was written, ``before`` is compared."""
@@ -62,6 +64,7 @@ class Sidecars:
         if name not in stored:
             count = len(self._follower.lane(*lane).req)
             stored[name] = np.zeros(count, dtype=np.int64), np.full(count, NEVER, dtype=np.int64)
+            self._copied[lane, name] = np.full(count, NEVER, dtype=np.int64)
         return stored[name]
 
     def known(self) -> Iterator[tuple[str, str, Ints, Ints]]:
@@ -87,6 +90,7 @@ class Sidecars:
         owners = writes.req[slots]
         for owner in np.unique(owners).tolist():
             mine = slots[owners == owner]
+            copied = bool((self._copied[lane, name][mine] == events[mine]).any())
             add(
                 Cause(
                     cls="payload_mutation",
@@ -99,7 +103,11 @@ class Sidecars:
                         RuledOut("wrong_token_fed", "token, position, chain and KV bytes agree")
                     ],
                     evidence=[
-                        f"{name} of these slots is not what was written",
+                        f"{name} of these slots is not what was written"
+                        if not copied
+                        else f"{name} of these slots is not what stood beside the source of the "
+                        f"copy at event {int(events[mine].max())}: the copy left it behind, or it "
+                        "changed since",
                         "all of them now hold one value" if constant else "the values differ",
                     ],
                     rests_on={"transfer": PROBABLE},
@@ -120,10 +128,24 @@ class Sidecars:
                 stale = keep[events[keep] < forward.event]
                 events[stale] = NEVER
 
-    def copied(self, segment: Segment, row: int) -> None:
-        """A copy rewrote slots, and whether it took along what stands beside them is not told."""
-        pool = segment.text("copy", "dst_pool", row) or "full"
+    def copied(self, segment: Segment, row: int, event: int) -> None:
+        """A copy rewrote slots: what stood beside its source belongs beside them from then on.
+
+        Of a source that is not on the device, or of which nothing is known, nothing is known here.
+        """
         dst = segment.tables["copy"].get_ints("dst", row)
+        source: Any = segment.json("copy", "src", row)
         assert dst is not None
-        for _values, events in self._stored.get(POOL_LANE.get(pool, ("", "")), {}).values():
-            events[dst] = NEVER
+        from_lane = POOL_LANE.get(segment.text("copy", "src_pool", row) or "full", ("", ""))
+        lane = POOL_LANE.get(segment.text("copy", "dst_pool", row) or "full", ("", ""))
+        beside = self._stored.get(from_lane, {}) if lane == from_lane else {}
+        for name, (values, events) in self._stored.get(lane, {}).items():
+            known = beside.get(name)
+            if known is None or not isinstance(source, list):
+                events[dst] = NEVER
+                continue
+            src = np.array(source, dtype=np.int64)
+            was = known[1][src]
+            values[dst] = known[0][src]
+            events[dst] = np.where(was == NEVER, NEVER, event)
+            self._copied[lane, name][dst] = events[dst]

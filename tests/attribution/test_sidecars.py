@@ -70,3 +70,34 @@ def test_the_window_begins_where_it_was_last_recorded() -> None:
     (finding,) = diagnose(SIDECARS, events).findings
     assert finding.cause_window == (index_of(events, "sidecar_hash", step=2), len(events) - 1)
     assert finding.victim == "A"
+
+
+@pytest.mark.parametrize("pool", ["full", "swa", "draft"])
+@pytest.mark.parametrize(("seen", "found"), [(5, False), (6, True)])
+def test_a_copy_takes_along_what_stands_beside_its_source(
+    pool: str, seen: int, found: bool
+) -> None:
+    """Twice over, and whatever stood beside the destination before."""
+    between = [
+        {"kind": "copy", "src": [1], "dst": [2], "src_pool": pool, "dst_pool": pool},
+        {"kind": "copy", "src": [2], "dst": [3], "src_pool": pool, "dst_pool": pool},
+        {"kind": "copy", "src": [40], "dst": [4], "src_pool": "host", "dst_pool": pool},
+    ]
+    events = [_hash("after", pool, 1, 5), *(_hash("after", pool, slot, 8) for slot in (3, 4))]
+    events += [*between, _hash("before", pool, 4, 9, 2), _hash("before", pool, 3, seen, 2)]
+    events = numbered(events)
+    findings = diagnose(SIDECARS, events).findings
+    assert len(findings) == found
+    for finding in findings:
+        assert (finding.subtype, finding.slots) == ("sidecar_scale", {3})
+        copy = index_of(events, "copy", dst=[3])
+        assert finding.cause_window == (copy, len(events) - 1)
+        assert any(f"the source of the copy at event {copy}" in text for text in finding.evidence)
+
+
+def test_what_a_copy_brought_may_be_recorded_anew() -> None:
+    copy = {"kind": "copy", "src": [1], "dst": [2]}
+    events = [_hash("after", None, 1, 5), copy, _hash("after", None, 2, 6)]
+    assert not diagnose(SIDECARS, numbered([*events, _hash("before", None, 2, 6, 2)])).findings
+    (finding,) = diagnose(SIDECARS, numbered([*events, _hash("before", None, 2, 5, 2)])).findings
+    assert not any("source of the copy" in text for text in finding.evidence)
