@@ -75,6 +75,8 @@ class FormatName(StrEnum):
     text = "text"
     json = "json"
     jsonl = "jsonl"
+    sarif = "sarif"
+    junit = "junit"
 
 
 def _explain_class(name: str | None) -> None:
@@ -174,7 +176,7 @@ def replay(
         ),
     ] = False,
     output_format: Annotated[
-        FormatName, typer.Option("--format", help="text for people, json and jsonl for programs.")
+        FormatName, typer.Option("--format", help="text for people, the others for programs.")
     ] = FormatName.text,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the result to this file.")
@@ -258,13 +260,14 @@ def replay(
         _render(
             report,
             out,
+            code := exit_code(report, exit_zero=exit_zero),
             output_format=output_format,
             log_lines=log_lines,
             quiet=quiet,
             verbose=verbose,
             max_rows=max_rows or None,
         )
-    raise typer.Exit(exit_code(report, exit_zero=exit_zero))
+    raise typer.Exit(code)
 
 
 def exit_code(report: Report, *, exit_zero: bool) -> int:
@@ -283,6 +286,7 @@ def exit_code(report: Report, *, exit_zero: bool) -> int:
 def _render(
     report: Report,
     out: Output,
+    code: int,
     *,
     output_format: FormatName,
     log_lines: bool,
@@ -291,13 +295,19 @@ def _render(
     max_rows: int | None,
 ) -> None:
     from kvcanary_cli.report import log_lines as lines
-    from kvcanary_cli.report import replay_json, replay_text
+    from kvcanary_cli.report import replay_json, replay_junit, replay_sarif, replay_text
 
     if output_format is FormatName.json:
         out.write(replay_json.json_parts(report))
         return
     if output_format is FormatName.jsonl:
         out.write(replay_json.jsonl_parts(report))
+        return
+    if output_format is FormatName.sarif:
+        out.write(replay_sarif.sarif_parts(report, code))
+        return
+    if output_format is FormatName.junit:
+        out.write(replay_junit.junit_parts(report))
         return
     if log_lines:
         out.write(lines.log_lines(report))
