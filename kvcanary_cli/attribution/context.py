@@ -185,6 +185,7 @@ class AcceptFact:
     event: int
     nodes: tuple[int, ...]
     tokens: tuple[int, ...]
+    committed_len: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

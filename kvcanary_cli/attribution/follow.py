@@ -235,7 +235,10 @@ class Follower:
         assert nodes is not None
         assert tokens is not None
         req = self.names.code(segment.text("accept", "req", row) or "")
-        self.context.accepts[req] = AcceptFact(event, tuple(nodes.tolist()), tuple(tokens.tolist()))
+        length = table.get_int("committed_len", row) if "committed_len" in table.columns else None
+        self.context.accepts[req] = AcceptFact(
+            event, tuple(nodes.tolist()), tuple(tokens.tolist()), length
+        )
 
     def _on_future_put(self, segment: Segment, row: int, event: int) -> None:
         table = segment.tables["future_put"]

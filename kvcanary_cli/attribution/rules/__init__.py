@@ -71,6 +71,7 @@ class Classifier:
             index.other_row_seen,
             index.cell_set_behind_copy,
             index.spec_commit,
+            index.rejected_moved,
             *self.inputs.rules,
             content.transfer_mismatch,
             index.moved_cells,

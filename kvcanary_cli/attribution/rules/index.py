@@ -141,9 +141,13 @@ class IndexFacts(Facts):
             return None
         step = int(writes.step[slot])
         kept = damage.stored_token not in accept.tokens
+        # Nodes are accepted from the first one on: what lies behind them was never committed.
+        verified = (writes.event == damage.writer_event()) & (writes.req == damage.victim)
+        end = int(writes.true_position[verified].min()) + len(accept.nodes)
+        too_long = end <= damage.position < (accept.committed_len or 0)
         return Cause(
             cls="spec_commit",
-            subtype="accepted_path_not_compacted",
+            subtype="committed_len_too_high" if too_long else "accepted_path_not_compacted",
             cause_event=accept.event,
             corrupting_event=accept.event,
             culprit=Culprit(req=self.names.name(damage.victim), step=step, event=accept.event),
@@ -152,11 +156,47 @@ class IndexFacts(Facts):
             ],
             evidence=[
                 f"accept at event {accept.event} committed nodes {list(accept.nodes)}",
+                *(
+                    [f"its committed_len is {accept.committed_len}; its nodes end at {end}"]
+                    if too_long
+                    else []
+                ),
                 f"slot {slot} still holds a rejected draft token"
                 if kept
                 else f"slot {slot} holds the token of another position",
             ],
             rests_on={"transfer": POSSIBLE},
+        )
+
+    def rejected_moved(self, damage: Damage) -> Cause | None:
+        """A copy of the accepted path took a rejected node, which verification had written."""
+        writes, slot, victim = damage.writes, damage.slot, damage.victim
+        if writes.kind[slot] != BY_COPY or int(writes.req[slot]) != victim or damage.kv_only:
+            return None
+        accept, wrote = self.context.accepts.get(victim), damage.writer_event()
+        before = int(writes.before_event[slot])
+        if accept is None or not NEVER < before < accept.event < wrote:
+            return None
+        copy = self.context.copies.get(wrote)
+        if copy is None or copy.via != "d2d" or not copy.canary:
+            return None
+        mine = int(writes.before_req[slot]) == victim
+        if not mine or damage.stored_token in accept.tokens or self.held_since(damage) > wrote:
+            return None
+        return Cause(
+            cls="spec_commit",
+            subtype="rejected_node_moved",
+            cause_event=wrote,
+            corrupting_event=wrote,
+            culprit=self.writer(damage),
+            ruled_out=[
+                RuledOut("transfer_mismatch", f"the copy moves what event {accept.event} accepted"),
+            ],
+            evidence=[
+                f"accept at event {accept.event} committed nodes {list(accept.nodes)}",
+                f"the copy at event {wrote} put token {damage.stored_token} into slot {slot}, "
+                "which is none of the accepted ones",
+            ],
         )
 
     def anothers_slot(self, damage: Damage) -> Cause | None:
