@@ -52,7 +52,7 @@ class Past:
         if kind == "sidecar_hash":
             self.sidecars.event(segment, k, row, _tell_nobody)
         elif kind == "copy":
-            self.sidecars.copied(segment, row)
+            self.sidecars.copied(segment, row, int(segment.index[k]))
         self.follower.event(segment, k, kind, row)
 
     def begun(self, forward: Forward, reads: Reads, written: list[Ints]) -> None:

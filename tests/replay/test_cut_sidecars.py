@@ -39,7 +39,8 @@ def _happened(number: int, what: str, pool: str, slot: int, value: int) -> list[
         event = {"kind": "sidecar_hash", "phase": what, "step": step, "name": "k_scale"}
         return [event | {"slots": [slot], "hash": [value], "pool": pool}]
     if what == "copy":
-        return [{"kind": "copy", "src": [9], "dst": [slot], "src_pool": pool, "dst_pool": pool}]
+        copy: Event = {"kind": "copy", "src": [value - 4], "dst": [slot]}
+        return [copy | {"src_pool": pool, "dst_pool": pool}]
     if pool == "host":
         return []
     req, worker = f"r{number}", {"worker": "draft"} if pool == "draft" else {}
