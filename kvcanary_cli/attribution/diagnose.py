@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvcanary_cli.attribution.diagnoser import Diagnoser
@@ -14,7 +14,7 @@ from kvcanary_cli.replay.gaps import replay_stretches
 from kvcanary_cli.replay.result import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -117,6 +117,7 @@ def diagnose_trace(
     done = replay_stretches(reader, options, capacities, watch, progress, begun, met_gap)
     result = conclude(done.replay, reader, done.former)
     keep(diagnosers[-1])
+    result = _seeing(result, findings)
     record = diagnosers[-1].record
     record.lost = bool(result.coverage.lost_events)
     record.done()
@@ -131,6 +132,13 @@ def diagnose_trace(
         findings=tuple(findings),
         rank=record,
     )
+
+
+def _seeing(result: ReplayResult, findings: Sequence[Finding]) -> ReplayResult:
+    """``result``, no longer blind to what was found all the same."""
+    found = {finding.cls for finding in findings}
+    blind = tuple(name for name in result.coverage.blind_to if name not in found)
+    return replace(result, coverage=replace(result.coverage, blind_to=blind))
 
 
 def _wanted(found: OwnershipFinding, diagnoser: Diagnoser) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from kvcanary_cli.attribution.book import ONE_STEP
 from kvcanary_cli.attribution.chunk_ends import is_chunk_end
 from kvcanary_cli.attribution.damages import Damages, lane_of, row_offset
-from kvcanary_cli.attribution.ledger import TREE
+from kvcanary_cli.attribution.ledger import NOBODY, TREE
 from kvcanary_cli.attribution.rules import lifetime_first
 from kvcanary_cli.attribution.rules.index import CELL_NOT_MAPPED
 from kvcanary_cli.replay.violations import CHAIN_POSITION, INPUT_ASSERT, VERIFY
@@ -204,6 +204,8 @@ class Explainer:
             if finding.pool_kind == chunk.pool_kind:
                 self._book.enter(finding, place, position, victim, reader, chunk.step)
                 finding.violations -= 1
+                if place == prev and not columns["token_checked"][k]:
+                    self._enter_before(finding, damage, chunk, k, reader)
         finding.violations += 1
         if self._book.has_swa and chunk.pool_kind == "FULL":
             self._book.in_full[victim, position + 1, chunk.event] = finding
@@ -214,6 +216,38 @@ class Explainer:
             return
         if slot not in finding.slots:
             finding.seam_slots.add(slot)
+
+    def _enter_before(
+        self,
+        finding: Finding,
+        last: Damage,
+        chunk: ViolationChunk,
+        k: int,
+        reader: str | None,
+    ) -> None:
+        """Enter what stands before the damage ``last`` in the reader's row, as far as it is alike.
+
+        Where no token is compared, a whole run of another's content fits together: only the entry
+        behind it shows that something was replaced.
+        """
+        writes, code = last.writes, int(last.writes.req[last.slot])
+        if last.forward is None or last.pool_kind != "FULL" or code in (NOBODY, last.victim):
+            return
+        key = self._book.cause_key(self._classifier.cause(last), last.worker, last.pool_kind)
+        for position in range(last.position - 1, -1, -1):
+            slot = self._now.cell(last.forward, last.row, position)
+            if slot <= 0 or int(writes.req[slot]) != code:
+                return
+            damage = self._damages.of(chunk, k, last.forward, slot, position, last.victim)
+            damage.expected_token, damage.stored_position = None, int(writes.position[slot])
+            if not writes.foreign[slot] and self._classifier.may_be_read(damage):
+                # What the reader shares with its writer is sound.
+                return
+            cause = self._classifier.cause(damage)
+            if self._book.cause_key(cause, last.worker, last.pool_kind) != key:
+                return
+            self._book.enter(finding, slot, position, last.victim, reader, chunk.step)
+            finding.violations -= 1
 
     def _is_unmapped(
         self, chunk: ViolationChunk, k: int, forward: Forward | None, position: int

@@ -50,6 +50,7 @@ class Classifier:
         self._records, self._context = records, context
         facts = (state, context, names, cached_chain)
         self.inputs = InputFacts(*facts)
+        self.may_be_read = self.inputs.may_be_read
         ownership, lifetime = OwnershipFacts(*facts), LifetimeFacts(*facts)
         index = IndexFacts(*facts)
         content, copies = ContentFacts(*facts), WrongCopies(*facts)
