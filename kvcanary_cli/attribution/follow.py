@@ -353,6 +353,17 @@ class Follower:
         """Interned namespace, with the version of its adapter."""
         return self.names.code(NAMESPACE_PREFIX + self.context.namespace(name))
 
+    @staticmethod
+    def padded_rows(forward: Forward) -> dict[int, list[int]]:
+        """By batch row, the slots that a padding row writes."""
+        tail = forward.out_cache_loc[len(forward.token_row) :]
+        bs, active = len(forward.rows), int((forward.rows != PADDING_ROW).sum())
+        out: dict[int, list[int]] = {}
+        for k, slot in enumerate(tail.tolist()):
+            if slot > 0:
+                out.setdefault(min(active + k, bs - 1), []).append(slot)
+        return out
+
     def note_padding(self, forward: Forward) -> None:
         """Enter which slots padding rows wrote; to do so twice changes nothing."""
         writes = self.lane(forward.worker, "FULL")

@@ -316,6 +316,7 @@ class StepTable(Question):
             nearest = sorted({*self._near, forward.step}, key=lambda s: abs(s - self.step))
             self._near = nearest[:3]
             return
+        padded = scene.follower.padded_rows(forward)
         for b, req in enumerate(forward.reqs):
             mine = forward.token_row == b
             count = len(forward.token_row)
@@ -328,7 +329,7 @@ class StepTable(Question):
                     "req": req,
                     "prefix": int(forward.prefix[b]),
                     "reads": scene.cells(forward, b).tolist() if forward.rows[b] else [],
-                    "writes": lanes[0][mine].tolist(),
+                    "writes": [*lanes[0][mine].tolist(), *padded.get(b, [])],
                     "window": lanes[1][mine].tolist() if len(lanes) > 1 else None,
                     "positions": forward.positions[:count][mine].tolist(),
                     "tokens": forward.input_ids[:count][mine].tolist(),

@@ -266,6 +266,8 @@ class WhoWrote(Question):
                 forward.event: (int(forward.positions[at]), int(forward.input_ids[at]))
             }
             self._pending = forward.step == self.step
+        if index == 0 and forward.step == self.step:
+            self._pending |= bool((scene.follower.padding_slots(forward) == self.slot).any())
 
     def begin_anew(self, event: int) -> None:
         super().begin_anew(event)
@@ -307,6 +309,10 @@ class WhoWrote(Question):
             if before != NEVER:
                 former = names.name(int(writes.before_req[self.slot]))
                 line["before"] = f"{former or 'nobody named'} at event {before}"
+        padded = int(writes.pad_event[self.slot])
+        if padded != NEVER and padded >= int(writes.came(np.array([self.slot]))[0]):
+            row, step = int(writes.pad_row[self.slot]), int(writes.pad_step[self.slot])
+            line["padding"] = f"batch row {row} changed its bytes at event {padded}, step {step}"
         if not self.rows or self.rows[-1] != line:
             self.add(line)
 
@@ -332,11 +338,14 @@ class WhoWrote(Question):
                 f"--who-wrote {self.slot}@{self.step}: step {self.step} does not occur",
                 f"did you mean step {near}?" if near else "no forward wrote that pool",
             )
-        columns = (
+        columns = [
             "when", "what", "who", "event", "step", "position", "token", "owner", "before",
-        )  # fmt: skip
+        ]  # fmt: skip
+        if any("padding" in line for line in self.rows):
+            columns.append("padding")
+            self.rows[:] = [{"padding": None} | line for line in self.rows]
         title = f"slot {self.slot} at step {self.step}"
-        return Answer(title, self.gap_facts(), columns, self.rows)
+        return Answer(title, self.gap_facts(), tuple(columns), self.rows)
 
 
 def _line(event: int, step: int | None, what: str, who: str | None) -> dict[str, Any]:
