@@ -242,9 +242,18 @@ class WhoWrote(Question):
         )
         self._steps: set[int] = set()
         self._found = False
-        self._written_token: dict[int, tuple[int, int]] = {}
+        self._written_token: dict[int, tuple[int, int | None]] = {}
         self._pending = False
         self._bad: str | None = None
+
+    def event(self, scene: Scene, segment: Segment, k: int, kind: str, row: int) -> None:
+        if kind != "copy" or (_text(segment, kind, "dst_pool", row) or "full") != self.pool:
+            return
+        source, dst = segment.json(kind, "src", row), segment.tables[kind].get_ints("dst", row)
+        at = [] if dst is None else np.flatnonzero(dst == self.slot).tolist()
+        if at and isinstance(source, dict):
+            # The source says which position it is; its token is its request's there.
+            self._written_token = {int(segment.index[k]): (int(source["pos"][at[-1]]), None)}
 
     def forward(self, scene: Scene, forward: Forward, lanes: list[Ints]) -> None:
         if forward.worker != self._lane[0]:

@@ -9,6 +9,8 @@ import pytest
 
 from kvcanary_cli.cli.main import main
 from tests.attribution.blocks import ROOT
+from tests.attribution.events import HEAD, decode, numbered
+from tests.trace.helpers import write_jsonl
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -205,3 +207,19 @@ def test_names_are_data(name: str, tmp_path: Path, capsys) -> None:
         out = capsys.readouterr().out
         assert "\x1b" not in out
         assert "\u202e" not in out
+
+
+@pytest.mark.parametrize("slot", [1, 2, 3])
+def test_who_wrote_what_a_copy_brought(ask, tmp_path: Path, slot: int) -> None:
+    copy = {"kind": "copy", "src": {"req": "A", "pos": [0, 1, 2]}, "dst": [1, 2, 3]}
+    events = [
+        {"kind": "history", "req": "A", "start": 0, "ids": [11, 12, 13]},
+        {"kind": "alloc", "owner": "A", "slots": [1, 2, 3]},
+        {"kind": "map", "row": 1, "start": 0, "slots": [1, 2, 3]},
+        copy | {"via": "rdma", "by": "A"},
+        *decode("A", 14, 4, row=1, position=3, step=1),
+    ]
+    path = write_jsonl(tmp_path / "t.jsonl", HEAD, numbered(events))
+    (line,) = ask(str(path), "--who-wrote", f"{slot}@1")["lines"]
+    assert (line["what"], line["who"], line["event"]) == ("copy", "A", 3)
+    assert (line["position"], line["token"]) == (slot - 1, None)
