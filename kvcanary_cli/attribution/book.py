@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvcanary_cli.attribution.awaited import tell_awaited
 from kvcanary_cli.attribution.classes import remedy
-from kvcanary_cli.attribution.ledger import NOBODY, TREE
+from kvcanary_cli.attribution.ledger import NEVER, NOBODY, TREE
 from kvcanary_cli.attribution.result import CERTAIN, CONFIDENCES, PROBABLE, Finding
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 # Classes whose later instances repeat the same defect on other slots: the first step stands for it.
 ONE_STEP = frozenset({"position_misalign", "wrong_token_fed"})
+
+# What is copied or matched may have been stored or published long before.
+_BRINGS_THE_PAST = frozenset({"transfer_mismatch", "transfer_race", "prefix_index", "key_aliasing"})
 
 
 class FindingBook:
@@ -70,6 +73,9 @@ class FindingBook:
         self._both_sides: set[str] = set()
         self.named_before: dict[str, int] = {}
         self.begins: Callable[[str], bool] = bool
+        # Of a cut: its first forward, and who had been named by then.
+        self._state_end = NEVER
+        self._of_the_past: set[str | None] = set()
 
     def of_damage(self, cause: Cause, damage: Damage) -> Finding:
         key = self.cause_key(cause, damage.worker, damage.pool_kind)
@@ -102,6 +108,7 @@ class FindingBook:
     ) -> Finding:
         unseen = self._weigh_silence(cause)
         lost = self._weigh_gaps(cause, victim)
+        self._weigh_cut(cause, victim)
         finding = Finding(
             id=f"F{len(self.findings) + 1}",
             cls=cause.cls,
@@ -169,6 +176,25 @@ class FindingBook:
                 f"{family} events were not recorded: that there was none is not known"
             )
         return unseen
+
+    def cut_ends(self, event: int) -> None:
+        """The state that a cut begins with has been told before ``event``."""
+        self._state_end = event
+        self._of_the_past = {self.names.name(code) for code in range(TREE, len(self.names))}
+
+    def _weigh_cut(self, cause: Cause, victim: str | None) -> None:
+        """Who was there when a cut begins did things before it that may be the real cause."""
+        if cause.confidence != CERTAIN or self._state_end == NEVER:
+            return
+        parties = {victim, cause.culprit.req} & self._of_the_past - {None}
+        before = cause.cause_event is not None and cause.cause_event < self._state_end
+        if parties or before or cause.cls in _BRINGS_THE_PAST:
+            cause.confidence = PROBABLE
+            who = " and ".join(sorted(name for name in parties if name)) or "others"
+            cause.evidence.append(
+                f"the trace is cut: what {who} did before its first step is not in it, only what "
+                "came of it"
+            )
 
     def _begun_behind(self, req: str, gaps: int) -> int:
         """Behind how many of ``gaps`` gaps a request began for sure."""

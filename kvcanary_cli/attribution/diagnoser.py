@@ -88,6 +88,8 @@ class Diagnoser:
         # Events after the first, up to the second, lie before or in a step to check.
         self._checked_events: tuple[int | None, int | None] = (None, None)
         self._last_forward: int | None = None
+        # Whether all so far may be the state that a cut begins with.
+        self._in_state = "cut" in header.raw
 
     @property
     def replay(self) -> Replay | None:
@@ -147,6 +149,9 @@ class Diagnoser:
     def begun(self, forward: Forward, reads: Reads, written: list[Ints]) -> None:
         follower = self.follower
         self.book.event_now = forward.event
+        if self._in_state:
+            self._in_state = False
+            self.book.cut_ends(forward.event)
         if follower.pool is None and self.replay is not None:
             follower.pool = self.replay.pool
         if self.replay is not None:

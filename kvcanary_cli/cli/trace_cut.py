@@ -53,7 +53,7 @@ def cut(
         bool, typer.Option("--overwrite", help="Replace the output if it exists.")
     ] = False,
 ) -> None:
-    """Cut steps out of a trace, with the state that they need to replay to the same verdict."""
+    """Cut steps out of a trace, with the state that they need to show the same damage."""
     from kvcanary_cli.cut.make import cut_trace
 
     wanted = parse_steps(steps)

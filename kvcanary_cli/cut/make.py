@@ -1,4 +1,4 @@
-"""Cut some steps out of a trace, so that they replay alone with the same verdict.
+"""Cut some steps out of a trace, so that they replay alone and show the same damage.
 
 What came before the first step is folded into state by replaying it, and the cut begins with that
 state; where events were lost it is folded anew behind them. Only the pool's state and one segment
