@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from functools import cache
+from importlib import import_module
 from typing import Any
 
-from kvcanary_cli.backends.cpu.cache import ALL, EVENTS, is_complete, mark_complete
+from kvcanary_cli.backends.cpu.cache import ALL, EVENTS, cache_dir, is_complete, mark_complete
 
 #: Says what a user waits for.
 log = logging.getLogger("kvcanary.backends")
@@ -35,11 +39,31 @@ def event_kernel() -> Any:
     """``events.take_events``, compiled or loaded; says so before it compiles, which takes long."""
     if not is_complete(EVENTS):
         log.info("compiling kernels for large traces (first such run only) ...")
+        compile_apart("kvcanary_cli.backends.cpu.events", "take_events")
     from kvcanary_cli.backends.cpu.events import take_events
 
     _compile(take_events)
     mark_complete(EVENTS)
     return take_events
+
+
+def compile_apart(module: str, name: str) -> None:
+    """Have another process compile a kernel into the cache, for this one to load.
+
+    The compiler gives back nothing of the memory that it takes, 1.3 GiB for a large kernel. Where
+    that does not work, for want of a folder or of an interpreter, this process compiles by itself.
+    """
+    if cache_dir() is None or not sys.executable:
+        return
+    paths = os.pathsep.join(path for path in sys.path if path)
+    subprocess.run(
+        [sys.executable, "-m", __name__, module, name],
+        env={**os.environ, "PYTHONPATH": paths},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
 
 
 def _compile(kernel: Any) -> None:
@@ -51,3 +75,7 @@ def _compile(kernel: Any) -> None:
     from numba import int64
 
     kernel.compile((int64,) * kernel.py_func.__code__.co_argcount)
+
+
+if __name__ == "__main__":
+    _compile(getattr(import_module(sys.argv[1]), sys.argv[2]))
