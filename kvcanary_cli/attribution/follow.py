@@ -204,9 +204,20 @@ class Follower:
         facts.release(event, self.names.code(segment.text("row_release", "req", row) or ""))
 
     def _begin_again(self, owner: str, event: int) -> None:
-        """An ended request that is served or gets slots is a new one under an old name."""
-        if self.names.code(owner) in self._end_steps:
+        """An ended request that is served or gets slots is a new one under an old name.
+
+        Unless it still has slots and its row: an engine may say of a request that it ends before
+        its last steps are done.
+        """
+        code = self.names.code(owner)
+        end = self._end_steps.get(code)
+        if end is None:
+            return
+        if self.context.table.released_since(code, end[0]) or not self.rules.has_slots(code):
             self.names.begin_again(owner, event)
+            return
+        del self._end_steps[code]
+        self.context.ended.pop(code, None)
 
     def _end(self, kind: str, segment: Segment, row: int, event: int) -> None:
         self.note_end(

@@ -277,6 +277,10 @@ class OwnershipRules:
                     self.custody.strayed(slot, event, writer)
         return bad
 
+    def has_slots(self, code: int) -> bool:
+        """Whether ``code`` owns any slot."""
+        return bool((self.state.owner == code).any())
+
     def leaks(self, ended: dict[int, int]) -> None:
         """Slots that ended requests still own.
 

@@ -65,6 +65,10 @@ class RowTable:
         self.tenants[row], self.ran_count[row] = req, count + 1
         self.ran[row, count % RAN] = req, event
 
+    def released_since(self, req: int, event: int) -> bool:
+        """Whether ``req`` gave a row back after ``event``."""
+        return bool(((self.released[:, 1] == req) & (self.released[:, 0] > event)).any())
+
     def last_tenants(self, row: int) -> list[tuple[int, int]]:
         """The last changes of tenant, oldest first: (request, event of its forward)."""
         count = int(self.ran_count[row])

@@ -157,6 +157,24 @@ def test_a_name_that_comes_back_is_another_request(end: str, freed: bool) -> Non
     assert leaked == leak
 
 
+@pytest.mark.parametrize("end", ["finish", "abort"])
+@pytest.mark.parametrize("more", [1, 3])
+def test_a_request_that_keeps_its_slots_and_its_row_goes_on(end: str, more: int) -> None:
+    """Its end was told before its last steps were done: it reads and frees what is its own."""
+    events = life("A", [1, 2, 3], [1, 2, 3], row=1, step=1)
+    events.append({"kind": end, "req": "A"})
+    for k in range(more):
+        events += decode("A", 77 + k, 10 + k, row=1, position=3 + k, step=2 + k)
+    events.append({"kind": "free", "owner": "A", "slots": [1, 2, 3, *range(10, 10 + more)]})
+    events += [{"kind": "finish", "req": "A"}, {"kind": "row_release", "row": 1, "req": "A"}]
+    for step in (8, 9, 10):
+        slots = [20 + 3 * (step - 8) + k for k in range(3)]
+        events += life(f"B{step}", [5, 6, 7], slots, row=step - 5, step=step)
+    diagnosis = diagnose(HEAD, numbered(events))
+    assert not diagnosis.findings
+    assert not diagnosis.ownership
+
+
 @pytest.mark.parametrize("tier", ["host", "remote", "disk"])
 @pytest.mark.parametrize("extra", [{}, {"dst_pool": "full"}, {"via": "h2d"}, {"by": "A"}])
 def test_what_comes_back_from_another_tier_was_written(tier: str, extra: dict[str, str]) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from kvcanary_cli.errors import NothingCheckedError, UsageError
@@ -17,12 +17,9 @@ from kvcanary_cli.replay.options import Verify
 from tests.replay import transforms
 from tests.replay.documents import assert_incremental_is_full, disturbed, document
 from tests.replay.faults import FAULTS, plant
-from tests.replay.simulator import simulate
+from tests.replay.simulator import Settings, simulate
 from tests.replay.test_properties import engine_settings
 from tests.trace.helpers import read_events
-
-if TYPE_CHECKING:
-    from tests.replay.simulator import Settings
 
 Event = dict[str, Any]
 DATA = Path(__file__).parents[1] / "data"
@@ -83,6 +80,14 @@ def test_planted_faults(engine: Settings, fault: str, seed: int, sweep: int | No
     st.sampled_from([None, (3, 9), (5, None)]),
 )
 @settings(max_examples=40, suppress_health_check=SLOW)
+# A request goes on behind its end.
+@example(
+    Settings(
+        seed=7, window=3, draft_worker=True, draft_tokens=3, padding="end", kv_hash_every=1,
+        share=True, steps=14, slots=48, rows=5, row_len=40, chunk=7,
+    ),
+    858746774, 12, False, False, None, None,
+)  # fmt: skip
 def test_soups(
     engine: Settings,
     seed: int,
