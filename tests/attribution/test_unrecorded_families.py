@@ -11,6 +11,8 @@ from tests.attribution.events import HEAD, decode, decode_step, extend, life, nu
 from tests.attribution.helpers import diagnose
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvcanary_cli.attribution.diagnose import Diagnosis
 
 Event = dict[str, Any]
@@ -120,3 +122,50 @@ def test_what_a_copy_may_have_done_is_never_certain(name: str) -> None:
         assert line.startswith("possible: ")
         assert "transfer (copies are not known)" in line
         assert any("transfer events were not recorded" in text for text in finding.evidence)
+
+
+def _overrun_behind_move() -> list[Event]:
+    """A copy fills a slot of A, whose queued decode lands when A has given everything back."""
+    step = extend(2, "A", 1, 2, [3], [4]) | {"forward_mode": "DECODE"}
+    del step["extend_prefix_lens"], step["extend_seq_lens"]
+    return [
+        *life("A", [1, 2], [1, 2], row=1, step=1),
+        {"kind": "alloc", "owner": "A", "slots": [3]},
+        {"kind": "copy", "src": [2], "dst": [3], "via": "d2d", "by": "A"},
+        {"kind": "map", "row": 1, "start": 1, "slots": [3]},
+        {"kind": "free", "owner": "A", "slots": [2]},
+        {"kind": "history", "req": "A", "start": 2, "ids": [3]},
+        {"kind": "alloc", "owner": "A", "slots": [4]},
+        {"kind": "map", "row": 1, "start": 2, "slots": [4]},
+        {"kind": "launch", "req": "A", "step": 2},
+        {"kind": "free", "owner": "A", "slots": [1, 3, 4]},
+        {"kind": "finish", "req": "A"},
+        step,
+    ]
+
+
+def _forked_then_shared() -> list[Event]:
+    """C's copy on write fills a slot; later its row is set to the parent's, which is cached."""
+    return [
+        *life("A", [11, 12], [1, 2], row=1, step=1),
+        {"kind": "history", "req": "C", "start": 0, "ids": [11, 12, 13, 14]},
+        {"kind": "fork", "parent": "A", "child": "C", "shared": [1], "copy_on_write": [[2, 3]]},
+        {"kind": "alloc", "owner": "C", "slots": [3]},
+        {"kind": "copy", "src": [2], "dst": [3], "via": "cow", "by": "C"},
+        {"kind": "map", "row": 2, "start": 0, "slots": [1, 3]},
+        *decode("C", 13, 4, row=2, position=2, step=2)[1:],
+        {"kind": "own", "from": "A", "owner": "tree", "slots": [1, 2], "entry": "E1"},
+        {"kind": "finish", "req": "A"},
+        {"kind": "map", "row": 2, "start": 0, "slots": [1, 2]},
+        {"kind": "free", "owner": "C", "slots": [3], "reason": "dedup"},
+        *decode("C", 14, 5, row=2, position=3, step=3)[1:],
+    ]
+
+
+@pytest.mark.parametrize("engine", [_overrun_behind_move, _forked_then_shared])
+def test_what_follows_a_copy_that_was_not_seen_is_never_certain(
+    engine: Callable[[], list[Event]],
+) -> None:
+    assert not without("", engine()).findings
+    found = without("transfer", engine()).findings
+    assert {finding.confidence for finding in found} == {"possible"}

@@ -264,8 +264,10 @@ class IndexFacts(Facts):
         if held == NEVER or held < damage.came_event():
             return None
         cause = self._cells(damage, held)
-        if int(self.state.owner[damage.slot]) == damage.victim:
-            # A copy may have put what is read there; nobody moves what is shared.
+        behind = damage.expected_token is None
+        if behind or int(self.state.owner[damage.slot]) == damage.victim:
+            # A copy may have put what is read there; nobody moves what is shared. Where only what
+            # follows the slot differs, it may have brought what that followed before.
             cause.rests_on = {"transfer": POSSIBLE}
         return cause
 

@@ -254,8 +254,11 @@ class LifetimeFacts(Facts):
         free, surely = self.taken_by(damage, held)
         reused = wrote > free.event
         culprit = Culprit(req=free.by, step=None, event=free.event)
+        # What nobody wrote since its alloc may be what a copy brought.
+        written = wrote != NEVER and wrote >= int(state.alloc_event[slot])
         return Cause(
             cls="use_after_free",
+            rests_on={} if reused or written else {"transfer": POSSIBLE},
             subtype=self._free_subtype(damage, free),
             cause_event=free.event,
             corrupting_event=wrote if reused else None,
