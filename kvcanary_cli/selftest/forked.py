@@ -120,6 +120,8 @@ def _start(task: Callable[[], Any]) -> tuple[int, int]:
     os.close(reading)
     status = 1
     try:
+        # Whatever the parent, or a library in it, does when it is asked to end is not for a child.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         gc.disable()
         try:
             told = (True, task())

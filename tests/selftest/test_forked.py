@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -75,8 +76,28 @@ def test_stopping_early_leaves_no_child() -> None:
     def wait() -> None:
         signal.pause()
 
-    running: Any = run_forked([lambda: os.getpid(), wait, wait], 3)
-    assert isinstance(next(running)[1], int)
-    running.close()
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    # In a process of its own: this one may have children of other tests.
+    pid = os.fork()
+    if pid == 0:
+        left = 1
+        try:
+            running: Any = run_forked([lambda: os.getpid(), wait, wait], 3)
+            assert isinstance(next(running)[1], int)
+            running.close()
+            with pytest.raises(ChildProcessError):
+                os.waitpid(-1, os.WNOHANG)
+            left = 0
+        finally:
+            os._exit(left)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_child_ends_by_the_signal_whatever_its_parent_does_then() -> None:
+    """A library may have set a handler that turns it into an exception."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+    try:
+        (told,) = run_forked([lambda: _die(signal.SIGTERM)], 1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert isinstance(told[1], Lost)
+    assert "SIGTERM" in told[1].why
