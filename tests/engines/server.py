@@ -8,9 +8,12 @@ import subprocess
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
+from kvcanary_cli.trace.errors import TraceError
 from tests.engines.waiting import STALLED_S, wait_until
+from tests.record.helpers import events
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +21,17 @@ if TYPE_CHECKING:
 
 KEY = "sk-not-to-be-recorded"
 _AT_ONCE = 8
+
+
+def finished(recording: Path, named: str = "") -> int:
+    """How many ends of requests ``named`` so are on the disk; each takes a second to get there."""
+    told = 0
+    for trace in recording.glob("*"):
+        # Until its first second is over a rank has a folder, and nothing in it.
+        with suppress(TraceError):
+            ended = [event["req"] for event in events(trace) if event["kind"] == "finish"]
+            told += sum(req.startswith(named) for req in ended)
+    return told
 
 
 def free_port() -> int:

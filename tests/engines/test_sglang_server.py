@@ -15,7 +15,7 @@ from kvcanary_cli.trace.reader import open_trace
 from tests.engines.driving import prompts_of
 from tests.engines.environment import ROOT
 from tests.engines.runs import engine_env
-from tests.engines.server import KEY, Server, free_port
+from tests.engines.server import KEY, Server, finished, free_port
 from tests.engines.setup_sglang import ENVIRONMENT
 from tests.engines.sglang_run import ON_CPU
 from tests.engines.waiting import wait_until
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 REQUESTS = 40
+# The server's own health check is a request of another name.
+_OF_LOAD = "req-"
 LOAD = {
     "requests": REQUESTS,
     "prefix_families": 4,
@@ -63,12 +65,6 @@ def _way_in(way: str, launch: Sequence[str]) -> tuple[list[str], Mapping[str, st
     return [*record, *launch], engine_env()
 
 
-def _finished(trace: Path) -> int:
-    """Requests of the load that have ended; the server's own health check is one more."""
-    ended = [event["req"] for event in events(trace) if event["kind"] == "finish"]
-    return sum(req.startswith("req-") for req in ended)
-
-
 @pytest.mark.parametrize("way", ["command", "variable"])
 def test_a_server_is_recorded_from_its_start_to_its_end(way: str, tmp_path: Path) -> None:
     port = free_port()
@@ -84,14 +80,10 @@ def test_a_server_is_recorded_from_its_start_to_its_end(way: str, tmp_path: Path
     ]
     recording = tmp_path / "run.kvtrace"
 
-    def is_told() -> bool:
-        """Whether all requests' ends are on the disk, which takes a second."""
-        return all(_finished(trace) == REQUESTS for trace in recording.iterdir())
-
     with Server(command, port, tmp_path, env) as server:
         server.wait_until_ready()
         answers = server.ask_all("/generate", bodies)
-        wait_until(is_told, tmp_path, server.said)
+        wait_until(lambda: finished(recording, _OF_LOAD) >= REQUESTS, tmp_path, server.said)
         status = server.stop(signal.SIGTERM)
     said = server.said()
     assert [len(answer["output_ids"]) for answer in answers] == [n for _, n in prompts]
@@ -104,7 +96,7 @@ def test_a_server_is_recorded_from_its_start_to_its_end(way: str, tmp_path: Path
     assert not header.starts_mid_run
     assert KEY not in json.dumps(header.raw)
     assert stat.S_IMODE((tmp_path / "run.kvtrace.key").stat().st_mode) == 0o600
-    assert _finished(trace) == REQUESTS
+    assert finished(recording, _OF_LOAD) == REQUESTS
     matches = [event for event in events(trace) if event["kind"] == "match"]
     assert len(matches) > REQUESTS // 8
     assert len(steps(trace)) >= 300

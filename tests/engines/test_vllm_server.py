@@ -15,7 +15,7 @@ import pytest
 from kvcanary_cli.trace.reader import open_trace
 from tests.engines.driving import prompts_of
 from tests.engines.environment import ROOT
-from tests.engines.server import KEY, Server, free_port
+from tests.engines.server import KEY, Server, finished, free_port
 from tests.engines.setup_vllm import ENVIRONMENT
 from tests.engines.vllm_runs import HERE, engine_env
 from tests.engines.waiting import wait_until
@@ -66,15 +66,10 @@ def test_a_server_is_recorded_from_its_start_to_its_end(
     ]
     recording = tmp_path / "run.kvtrace"
 
-    def is_told() -> bool:
-        """Whether all requests' ends are on the disk, which takes a second."""
-        told = Counter(event["kind"] for trace in recording.iterdir() for event in events(trace))
-        return told["finish"] >= REQUESTS
-
     with Server(command, port, tmp_path, env) as server:
         server.wait_until_ready()
         answers = server.ask_all("/v1/completions", bodies)
-        wait_until(is_told, tmp_path, server.said)
+        wait_until(lambda: finished(recording) >= REQUESTS, tmp_path, server.said)
         status = server.stop(getattr(signal, number))
     said = server.said()
     assert [answer["usage"]["completion_tokens"] for answer in answers] == [n for _, n in prompts]
