@@ -117,7 +117,6 @@ def diagnose_trace(
     done = replay_stretches(reader, options, capacities, watch, progress, begun, met_gap)
     result = conclude(done.replay, reader, done.former)
     keep(diagnosers[-1])
-    result = _seeing(result, findings)
     record = diagnosers[-1].record
     record.lost = bool(result.coverage.lost_events)
     record.done()
@@ -127,7 +126,7 @@ def diagnose_trace(
         refused.id = f"F{len(findings) + 1}"
         findings.append(refused)
     return Diagnosis(
-        replay=result,
+        replay=_seeing(result, findings),
         ownership=tuple(ownership),
         findings=tuple(findings),
         rank=record,

@@ -378,13 +378,11 @@ class Follower:
     def note_padding(self, forward: Forward) -> None:
         """Enter which slots padding rows wrote; to do so twice changes nothing."""
         writes = self.lane(forward.worker, "FULL")
-        tail = forward.out_cache_loc[len(forward.token_row) :]
-        bs, active = len(forward.rows), int((forward.rows != PADDING_ROW).sum())
-        for k, slot in enumerate(tail.tolist()):
-            if slot > 0:
-                writes.pad_event[slot], writes.pad_step[slot] = forward.event, forward.step
-                writes.pad_row[slot] = forward.recorded_row[min(active + k, bs - 1)]
-                self.context.pad_batches[forward.event] = (active, bs)
+        for row, slots in self.padded_rows(forward).items():
+            writes.pad_event[slots], writes.pad_step[slots] = forward.event, forward.step
+            writes.pad_row[slots] = forward.recorded_row[row]
+            active = int((forward.rows != PADDING_ROW).sum())
+            self.context.pad_batches[forward.event] = (active, len(forward.rows))
         if forward.mode.is_decode_or_idle:
             for b, slot in enumerate(forward.out_cache_loc[: len(forward.token_row)].tolist()):
                 self.context.batch_row_slot[b] = (slot, forward.step)

@@ -99,6 +99,7 @@ def test_the_trace_ends_right_before_it_and_says_what_it_was(
     assert not any("lost" in note for note in notes)
     (finding,) = (diagnosis := replay(trace)).findings
     assert (finding.subtype, finding.confidence) == ("outside_pool", "probable")
+    assert finding.cls not in diagnosis.replay.coverage.blind_to
     assert finding.cls == ("position_misalign" if field == "positions" else "stale_mapping")
     assert (finding.victim, finding.cause_event) == (victim, found[-1]["i"])
     assert finding.first_bad_step == (BEFORE if kind == "forward" else None)
