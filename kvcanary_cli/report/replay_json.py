@@ -209,6 +209,21 @@ def violation_dict(violation: Violation) -> dict[str, Any]:
     }
 
 
+_CHECKS = ("capacities", "canary", "ownership", "findings")
+
+
+def checks_made(result: ReplayResult) -> dict[str, bool]:
+    """Kind of check to whether it was made, in the order in which they are told."""
+    coverage = result.coverage
+    made = (
+        result.capacities.known,
+        bool(coverage.forwards or coverage.sweeps),
+        result.ownership_checked,
+        result.diagnosed,
+    )
+    return dict(zip(_CHECKS, made, strict=True))
+
+
 def coverage_dict(coverage: Coverage, result: ReplayResult) -> dict[str, Any]:
     return {
         "records": list(coverage.records),
@@ -231,17 +246,11 @@ def coverage_dict(coverage: Coverage, result: ReplayResult) -> dict[str, Any]:
         "filtered_out": result.filtered_out,
         "ended_at_event": coverage.ended_at_event,
         "stopped_at_step": coverage.stopped_at_step,
-        "checks": {
-            "capacities": result.capacities.known,
-            "canary": bool(coverage.forwards or coverage.sweeps),
-            "ownership": result.ownership_checked,
-            "findings": result.diagnosed,
-        },
+        "checks": checks_made(result),
         "notes": list(coverage.notes),
     }
 
 
-_CHECKS = ("capacities", "canary", "ownership", "findings")
 _SUMMED = (
     "steps",
     "forwards",

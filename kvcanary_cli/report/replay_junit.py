@@ -7,6 +7,7 @@ from xml.etree import ElementTree as Xml
 
 from kvcanary_cli.replay.result import Verdict
 from kvcanary_cli.report.finding_summary import summary_line
+from kvcanary_cli.report.replay_json import checks_made
 from kvcanary_cli.report.unexplained import unexplained
 from kvcanary_cli.report.words import safe
 
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from kvcanary_cli.attribution.diagnose import Diagnosis
     from kvcanary_cli.attribution.report import Report
     from kvcanary_cli.attribution.result import Finding
-
-_CHECKS = ("capacities", "canary", "ownership", "findings")
 
 
 def junit_parts(report: Report) -> Iterator[str]:
@@ -50,18 +49,12 @@ def _suite(diagnosis: Diagnosis) -> Xml.Element:
     result = diagnosis.replay
     suite = Xml.Element("testsuite", name=safe(result.trace.path))
     coverage = result.coverage
-    made = {
-        "capacities": result.capacities.known,
-        "canary": bool(coverage.forwards or coverage.sweeps),
-        "ownership": result.ownership_checked,
-        "findings": result.diagnosed,
-    }
     told = unexplained(diagnosis)
-    for name in _CHECKS:
+    for name, is_made in checks_made(result).items():
         case = _case(suite, "checks", name)
         if name == "canary" and diagnosis.verdict == Verdict.NOT_CHECKED:
             Xml.SubElement(case, "error", message="nothing was checked")
-        elif not made[name]:
+        elif not is_made:
             Xml.SubElement(case, "skipped", message="this trace or these options do not show it")
         elif name == "canary" and told is not None:
             Xml.SubElement(case, "failure", type="canary_violation", message=told)

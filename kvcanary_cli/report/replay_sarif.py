@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from kvcanary_cli import __version__
 from kvcanary_cli.attribution.classes import class_pages
+from kvcanary_cli.replay.result import Verdict
 from kvcanary_cli.report.failed import failed_dict
 from kvcanary_cli.report.finding_dict import finding_dict
 from kvcanary_cli.report.finding_summary import summary_line
@@ -18,6 +19,7 @@ from kvcanary_cli.report.words import safe
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from kvcanary_cli.attribution.diagnose import Diagnosis
     from kvcanary_cli.attribution.report import Report
     from kvcanary_cli.attribution.result import Finding
 
@@ -45,7 +47,8 @@ def sarif_parts(report: Report, exit_code: int) -> Iterator[str]:
         },
         "invocations": [
             {
-                "executionSuccessful": not report.failed and bool(report.traces),
+                "executionSuccessful": not report.failed
+                and not any(map(_is_unchecked, report.traces)),
                 "exitCode": exit_code,
                 "toolExecutionNotifications": [*_notifications(report)],
             }
@@ -112,12 +115,18 @@ def _rule(name: str) -> Cell:
     }
 
 
+def _is_unchecked(diagnosis: Diagnosis) -> bool:
+    return diagnosis.verdict == Verdict.NOT_CHECKED
+
+
 def _notifications(report: Report) -> Iterator[Cell]:
     for failed in report.failed:
         cell = failed_dict(failed)
         yield {"level": "error", "message": {"text": safe(failed.message)}, "properties": cell}
     for diagnosis in report.traces:
         coverage, path = diagnosis.replay.coverage, diagnosis.replay.trace.path
+        if _is_unchecked(diagnosis):
+            yield {"level": "error", "message": {"text": f"{safe(path)}: nothing was checked"}}
         blind = ", ".join(coverage.blind_to)
         notes = [*coverage.notes, *([f"blind to {blind}"] if blind else [])]
         for note in notes:

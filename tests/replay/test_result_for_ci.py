@@ -123,3 +123,18 @@ def test_what_was_not_checked_is_no_pass() -> None:
     assert invocation["exitCode"] == 4
     levels = [n["level"] for n in invocation["toolExecutionNotifications"]]
     assert levels.count("error") == 1
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_trace_of_which_nothing_was_checked_is_no_pass(beside: bool) -> None:
+    traces = list(_report(MemoryReader(HEAD, [])).traces)
+    if beside:
+        clean = numbered(life("A", [11, 12], [1, 2], row=1, step=1))
+        traces += _report(MemoryReader(HEAD, clean)).traces
+    report = Report.of(traces)
+    assert report.verdict == "not_checked"
+    assert _junit(report).get("errors") == "1"
+    (invocation,) = _sarif(report, 5)["invocations"]
+    assert invocation["executionSuccessful"] is False
+    errors = [n for n in invocation["toolExecutionNotifications"] if n["level"] == "error"]
+    assert [n["message"]["text"] for n in errors] == ["memory: nothing was checked"]
