@@ -15,11 +15,11 @@ from kvcanary_cli.cli.replay_progress import progress_of_many, progress_of_one
 from kvcanary_cli.errors import NothingCheckedError, UsageError
 
 if TYPE_CHECKING:
+    from kvcanary_cli.attribution.diagnose import Diagnosis
     from kvcanary_cli.attribution.report import Failed, Report
     from kvcanary_cli.fleet.inputs import Input
     from kvcanary_cli.fleet.job import Job, Outcome
     from kvcanary_cli.replay.options import ReplayOptions
-    from kvcanary_cli.replay.result import ReplayResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +79,7 @@ def run_replays(
         raise raised(failed[0])
     if diagnoses:
         # What a filter names may stand in a trace that failed, and that failure must be told.
-        results = [diagnosis.replay for diagnosis in diagnoses]
-        _check_filters(results, options, out, refuse=not failed)
+        _check_filters(diagnoses, options, out, refuse=not failed)
     found_in = [inputs[o.number].found_in for o in outcomes if o.diagnosis is not None]
     return Report.of(diagnoses, found_in=found_in, failed=failed)
 
@@ -193,12 +192,12 @@ def _prepare_backend(options: ReplayOptions, out: Output) -> None:
 
 
 def _check_filters(
-    results: list[ReplayResult], options: ReplayOptions, out: Output, *, refuse: bool
+    diagnoses: list[Diagnosis], options: ReplayOptions, out: Output, *, refuse: bool
 ) -> None:
     """A filter that left nothing to check must not look clean.
 
     Args:
-        results: Of the traces that were replayed.
+        diagnoses: Of the traces that were replayed.
         options: The filters.
         out: Is warned of values that name nothing.
         refuse: Whether it is an error if none of a filter's values names anything.
@@ -209,6 +208,9 @@ def _check_filters(
     from kvcanary_cli.replay.result import Verdict
     from kvcanary_cli.report.words import safe
 
+    results = [diagnosis.replay for diagnosis in diagnoses]
+    # What an alloc or a free did wrong is found without a forward, and has passed the filters.
+    is_found = any(diagnosis.findings or diagnosis.ownership for diagnosis in diagnoses)
     empty: list[tuple[bool, str]] = []
     if options.reqs:
         missing = options.reqs - frozenset().union(*(r.request_ids for r in results))
@@ -225,6 +227,8 @@ def _check_filters(
     if options.steps is not None and all(r.verdict == Verdict.NOT_CHECKED for r in results):
         empty.append((True, "--steps: no step of the trace lies in that range"))
     for is_all, text in empty:
+        if is_all and is_found:
+            continue
         if is_all and refuse:
             hint = "kvcanary trace info TRACE lists what a trace holds"
             raise NothingCheckedError(text, hint=hint)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.attribution.events import HEAD, life, numbered
 from tests.cli.conftest import ROOT, Ran
+from tests.trace.helpers import write_jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,6 +64,30 @@ def test_exit_code(run: Run, args: list[str], code: int) -> None:
     if code in (4, 5):
         assert ran.out == ""
         assert "error: " in ran.err
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [
+        (["--slot", "5"], 1),
+        (["--req", "B"], 1),
+        (["--req", "B", "--slot", "5"], 1),
+        (["--slot", "6"], 5),
+        (["--req", "C"], 5),
+        (["--req", "A", "--slot", "5"], 5),
+    ],
+)
+def test_filters_keep_what_was_found_without_a_forward(
+    run: Run, tmp_path: Path, asked: list[str], code: int
+) -> None:
+    twice = [{"kind": "free", "owner": "B", "slots": [5]}] * 2
+    events = [*life("A", [11, 12, 13], [1, 2, 3], row=1, step=1)]
+    events += [{"kind": "alloc", "owner": "B", "slots": [5]}, *twice]
+    ran = run("replay", str(write_jsonl(tmp_path / "t.jsonl", HEAD, numbered(events))), *asked)
+    assert ran.code == code, ran.err
+    assert ("double_free" in ran.out) == (code == 1)
+    assert ("error: " in ran.err) == (code == 5)
+    assert "warning" not in ran.err
 
 
 def test_incremental_is_refused_where_auto_is_the_gpu(
