@@ -11,9 +11,11 @@ import numpy as np
 from kvcanary_cli.attribution.ledger import NOBODY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
+
+    from kvcanary_cli.attribution.context import Window
 
     Ints = NDArray[np.int64]
 
@@ -67,6 +69,7 @@ class Cargo:
         senders: [n] name codes of who sent each entry, ``NOBODY`` = not known.
         reqs: Name codes of those that it was made for, as far as the trace tells.
         transfer: Id of its transfer, None without one.
+        window: That transfer, None without one, or where it named no slots.
         key: What its source is filed under, None without one.
         begun: Event at which its transfer began, ``NEVER`` without one.
         pool: Pool that it read, None = rows of a request's clean run.
@@ -76,6 +79,7 @@ class Cargo:
         tokens, positions: [n] of what it brought, ``UNKNOWN_CONTENT`` = not told.
         owners: [n] name codes of who had ``dst``.
         stray: [n] bool, ``dst`` was nobody's that it was made for.
+        outside: [n] bool, ``dst`` is no slot that ``window`` names; False without one.
         meant: Slot that a fork meant an entry for, where that is not its ``dst``, to the entry.
         held: [n] of a copy from another tier, what each source slot held.
     """
@@ -84,6 +88,7 @@ class Cargo:
     senders: NDArray[np.int32]
     reqs: frozenset[int]
     transfer: str | None
+    window: Window | None
     key: str | None
     begun: int
     pool: str | None
@@ -94,6 +99,7 @@ class Cargo:
     positions: Ints
     owners: NDArray[np.int32]
     stray: NDArray[np.bool_]
+    outside: NDArray[np.bool_]
     meant: dict[int, int] = field(default_factory=dict)
     held: list[Held] | None = None
 
@@ -110,6 +116,37 @@ class Cargo:
         at = np.flatnonzero(self.dst == slot)
         return int(at[-1]) if len(at) else None
 
+    def untold_outside(self) -> int | None:
+        """The first entry outside its window of which the trace does not tell what it brought."""
+        at = np.flatnonzero(self.outside & (self.positions == UNKNOWN_CONTENT))
+        return int(at[0]) if len(at) else None
+
+
+class _Places:
+    """Where one request's copies put what: a transfer may damage as many slots as it has copies.
+
+    Args:
+        cargos: The copies, oldest first.
+    """
+
+    def __init__(self, cargos: Sequence[Cargo]) -> None:
+        self._cargos = cargos
+        positions = np.concatenate([cargo.positions for cargo in cargos])
+        numbers = np.repeat(np.arange(len(cargos)), [len(cargo.positions) for cargo in cargos])
+        order = np.argsort(positions, kind="stable")
+        self._positions, self._numbers = positions[order], numbers[order]
+        self._untold = {k for k, cargo in enumerate(cargos) if cargo.untold_outside() is not None}
+        self._meant: dict[int, set[int]] = {}
+        for k, cargo in enumerate(cargos):
+            for slot in cargo.meant:
+                self._meant.setdefault(slot, set()).add(k)
+
+    def find(self, slot: int, position: int) -> list[Cargo]:
+        """Copies that may have brought what ``slot`` lacks at ``position``, newest first."""
+        first, last = np.searchsorted(self._positions, [position, position + 1])
+        numbers = {*self._numbers[first:last].tolist(), *self._untold, *self._meant.get(slot, ())}
+        return [self._cargos[k] for k in sorted(numbers, reverse=True)]
+
 
 class Cargos:
     """The copies that are remembered."""
@@ -117,6 +154,8 @@ class Cargos:
     def __init__(self) -> None:
         self._by_event: OrderedDict[int, Cargo] = OrderedDict()
         self._by_req: dict[int, OrderedDict[int, Cargo]] = {}
+        # Made when a request misses something, void with its next copy.
+        self._places: dict[int, _Places] = {}
         self._slots = 0
 
     def add(self, cargo: Cargo) -> None:
@@ -124,6 +163,7 @@ class Cargos:
         self._by_event[cargo.event] = cargo
         for req in cargo.reqs:
             self._by_req.setdefault(req, OrderedDict())[cargo.event] = cargo
+            self._places.pop(req, None)
         self._slots += len(cargo.dst) + 1
         while self._slots > _SLOTS and len(self._by_event) > 1:
             self._drop(*self._by_event.popitem(last=False))
@@ -133,6 +173,7 @@ class Cargos:
         for req in cargo.reqs:
             mine = self._by_req[req]
             del mine[event]
+            self._places.pop(req, None)
             if not mine:
                 del self._by_req[req]
 
@@ -140,11 +181,22 @@ class Cargos:
         """The copy at ``event``."""
         return self._by_event.get(event)
 
-    def made_for(self, reqs: Iterable[int], since: int) -> Iterator[Cargo]:
-        """Copies for any of ``reqs`` behind event ``since``, newest first for each of them."""
+    def made_for(
+        self, reqs: Iterable[int], since: int, slot: int, position: int
+    ) -> Iterator[Cargo]:
+        """Copies for any of ``reqs`` that may have what ``slot`` lacks at ``position``.
+
+        Only those behind event ``since``, newest first for each of ``reqs``.
+        """
         for req in reqs:
-            for event, cargo in reversed(self._by_req.get(req, {}).items()):
-                if event <= since:
+            mine = self._by_req.get(req)
+            if mine is None:
+                continue
+            places = self._places.get(req)
+            if places is None:
+                places = self._places[req] = _Places(list(mine.values()))
+            for cargo in places.find(slot, position):
+                if cargo.event <= since:
                     break
                 yield cargo
 

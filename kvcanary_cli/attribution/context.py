@@ -9,6 +9,8 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from kvcanary_cli.attribution.by_code import ByCode, DecodedRows
 from kvcanary_cli.attribution.cargo import Cargos, OtherTiers
 from kvcanary_cli.attribution.ledger import NEVER, NOBODY
@@ -16,7 +18,6 @@ from kvcanary_cli.attribution.row_table import RowTable
 from kvcanary_cli.backends.cpu.event_state import NO_ROW
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from kvcanary_cli.attribution.damage import Cause
@@ -176,6 +177,15 @@ class Window:
     ended: int = NEVER
     failed: int = NEVER
     brought: dict[int, int] = field(default_factory=dict)
+    _sorted: Ints | None = None
+
+    def names(self, slots: Ints) -> NDArray[np.bool_]:
+        """[n] which of ``slots`` [n] its content was to go to; a transfer may have many copies."""
+        if self._sorted is None:
+            self._sorted = np.sort(self.slots)
+        at = np.minimum(np.searchsorted(self._sorted, slots), len(self._sorted) - 1)
+        named: NDArray[np.bool_] = self._sorted[at] == slots
+        return named
 
 
 @dataclass(frozen=True, slots=True)

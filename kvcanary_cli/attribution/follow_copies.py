@@ -76,7 +76,8 @@ class CopyEvents:
         self._context.served[key] = served, transfer_key(name)
         leaves = text("via") in ("store", "d2h") or text("direction") == "out"
         if slots is not None and len(slots) and not leaves:
-            self._context.windows.append(Window(key, event, slots))
+            # The event's own array would keep its whole segment.
+            self._context.windows.append(Window(key, event, slots.copy()))
 
     def transfer_end(self, segment: Segment, row: int, event: int) -> None:
         key = transfer_key(segment.json("transfer_end", "id", row))

@@ -115,6 +115,7 @@ class CargoNotes:
         """Remember a copy to the full pool; ``code`` of who made it, ``NOBODY`` = not named."""
         context, owners = self._follower.context, self._follower.rules.state.owner
         served = context.serves(transfer)
+        window = None if transfer is None else context.window(transfer)
         meant = self._meant(src, dst) if pool == _FULL else {}
         reqs = {code, served, *np.unique(senders).tolist(), *owners[list(meant)].tolist()}
         reqs -= {NOBODY, UNKNOWN, FREE}
@@ -128,6 +129,7 @@ class CargoNotes:
                 senders=senders,
                 reqs=frozenset(reqs),
                 transfer=transfer,
+                window=window,
                 key=key,
                 begun=NEVER if transfer is None else context.transfers.get(transfer, NEVER),
                 pool=pool,
@@ -139,6 +141,7 @@ class CargoNotes:
                 positions=positions,
                 owners=had,
                 stray=stray,
+                outside=np.zeros_like(stray) if window is None else ~window.names(dst),
                 meant=meant,
                 held=held,
             )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from kvcanary_cli.attribution.cargo import UNKNOWN_CONTENT
 from kvcanary_cli.attribution.damage import Cause, Damage
 from kvcanary_cli.attribution.ledger import BY_VERIFY, FREE, NEVER, UNKNOWN
@@ -69,7 +71,8 @@ class MisdirectedCopies(Facts):
         if not unwritten and not (draft and int(damage.writes.req[slot]) == damage.victim):
             return None
         reqs = {damage.victim, int(state.owner[slot])} - {UNKNOWN, FREE}
-        for cargo in self.context.cargos.made_for(reqs, max(came, allocated)):
+        since = max(came, allocated)
+        for cargo in self.context.cargos.made_for(reqs, since, slot, damage.position):
             found = self._in(cargo, damage)
             if found is not None:
                 return found
@@ -80,14 +83,13 @@ class MisdirectedCopies(Facts):
         slot, position = damage.slot, damage.position
         if slot in cargo.meant:
             return _Astray(cargo, cargo.meant[slot], CERTAIN)
-        window = None if cargo.transfer is None else self.context.window(cargo.transfer)
-        named = [] if window is None else window.slots.tolist()
+        named = cargo.window is not None and bool(cargo.window.names(np.array([slot]))[0])
         mapped = self.held_since(damage)
         for k in reversed(cargo.entries(position, damage.expected_token)):
             if slot in (int(cargo.dst[k]), int(cargo.src[k]) if cargo.pool == "full" else 0):
                 continue
             same = cargo.tokens[k] == damage.expected_token
-            if slot in named and int(cargo.dst[k]) not in named:
+            if named and cargo.outside[k]:
                 return _Astray(cargo, k, CERTAIN)
             if cargo.stray[k]:
                 mine = damage.victim in cargo.reqs
@@ -95,16 +97,10 @@ class MisdirectedCopies(Facts):
             if same and NEVER != mapped < cargo.event:
                 # To a slot that the reader might have had it in, but its row never led there.
                 return _Astray(cargo, k, PROBABLE)
-        return self._untold(cargo, slot, named)
-
-    @staticmethod
-    def _untold(cargo: Cargo, slot: int, named: list[int]) -> _Astray | None:
-        """A copy of a transfer to ``slot``, of which the trace does not tell what it brought."""
-        if slot not in named or slot in cargo.dst:
-            return None
-        for k, landed in enumerate(cargo.dst.tolist()):
-            if landed not in named and cargo.positions[k] == UNKNOWN_CONTENT:
-                return _Astray(cargo, k, PROBABLE)
+        if named and slot not in cargo.dst:
+            # Of what a copy of the transfer put elsewhere, the trace does not tell what it was.
+            untold = cargo.untold_outside()
+            return None if untold is None else _Astray(cargo, untold, PROBABLE)
         return None
 
     def _told(self, damage: Damage, cargo: Cargo, entry: int) -> str:
