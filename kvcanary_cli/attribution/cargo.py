@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,9 @@ UNKNOWN_CONTENT = -1
 # What copies brought is kept for so many slots in all; the oldest copies go first.
 _SLOTS = 1 << 20
 _KEYS = 65536
-# Earlier contents of a slot of another tier that are kept.
-_EARLIER = 4
+# Contents of a slot of another tier that are kept, and how many of its slots together.
+_CONTENTS = 4
+_BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,6 +149,23 @@ class _Places:
         return [self._cargos[k] for k in sorted(numbers, reverse=True)]
 
 
+class _Block(NamedTuple):
+    """Neighbouring slots of another tier.
+
+    Attributes:
+        stores: [block, contents] their stores, newest first, None = none.
+        entries: [block, contents] which slot of the store each is.
+    """
+
+    stores: NDArray[np.object_]
+    entries: NDArray[np.int32]
+
+    @classmethod
+    def empty(cls) -> _Block:
+        shape = _BLOCK, _CONTENTS
+        return cls(np.full(shape, None, dtype=np.object_), np.zeros(shape, dtype=np.int32))
+
+
 class Cargos:
     """The copies that are remembered."""
 
@@ -202,17 +220,27 @@ class Cargos:
 
 
 class OtherTiers:
-    """What stands in slots of pools that are not the device's, and what stood there before."""
+    """What stands in slots of pools that are not the device's, and what stood there before.
+
+    How many slots such a pool has is not known: those that are used are kept by the block.
+    """
 
     def __init__(self) -> None:
-        self._held: dict[tuple[str, int], Held] = {}
+        self._blocks: dict[tuple[str, int], _Block] = {}
         self._last: OrderedDict[str, Store] = OrderedDict()
 
-    def store(self, pool: str, slots: Iterable[int], store: Store) -> None:
-        """``store`` wrote ``slots`` of ``pool``, in its order."""
-        for k, slot in enumerate(slots):
-            earlier = self._held.get((pool, slot), ())
-            self._held[pool, slot] = ((store, k), *earlier[: _EARLIER - 1])
+    def store(self, pool: str, slots: Ints, store: Store) -> None:
+        """``store`` wrote ``slots`` [n] of ``pool``, in its order."""
+        blocks = slots // _BLOCK
+        for number in np.unique(blocks).tolist():
+            mine = np.flatnonzero(blocks == number)
+            block = self._blocks.get((pool, number))
+            if block is None:
+                block = self._blocks[pool, number] = _Block.empty()
+            at = slots[mine] % _BLOCK
+            block.stores[at, 1:] = block.stores[at, :-1]
+            block.entries[at, 1:] = block.entries[at, :-1]
+            block.stores[at, 0], block.entries[at, 0] = store, mine
         if store.key is not None:
             self._last[store.key] = store
             self._last.move_to_end(store.key)
@@ -221,7 +249,15 @@ class OtherTiers:
 
     def held(self, pool: str, slots: Iterable[int]) -> list[Held]:
         """What each of ``slots`` holds, and held before; empty where that is not known."""
-        return [self._held.get((pool, slot), ()) for slot in slots]
+        return [self._held(pool, slot) for slot in slots]
+
+    def _held(self, pool: str, slot: int) -> Held:
+        block = self._blocks.get((pool, slot // _BLOCK))
+        if block is None:
+            return ()
+        at = slot % _BLOCK
+        pairs = zip(block.stores[at].tolist(), block.entries[at].tolist(), strict=True)
+        return tuple((store, k) for store, k in pairs if store is not None)
 
     def refiled(self, store: Store, k: int) -> Store | None:
         """A later store under the key of ``store`` that has the position of its k-th slot, too."""

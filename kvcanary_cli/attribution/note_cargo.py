@@ -81,7 +81,7 @@ class CargoNotes:
                 tokens, positions = nothing_known(len(dst))
             stored_by = int(senders[0]) if len(senders) else NOBODY
             store = Store(event, stored_by, key, transfer, tokens, positions, writers, held)
-            context.tiers.store(dst_pool, dst.tolist(), store)
+            context.tiers.store(dst_pool, dst, store)
             return
         self._note(
             event=event,
