@@ -209,26 +209,25 @@ def _check_filters(
     from kvcanary_cli.report.words import safe
 
     results = [diagnosis.replay for diagnosis in diagnoses]
-    # What an alloc or a free did wrong is found without a forward, and has passed the filters.
+    # What an alloc or a free did wrong is found without a forward, and is of the slots and
+    # requests that were asked for. Of the steps it need not be: it passes with any.
     is_found = any(diagnosis.findings or diagnosis.ownership for diagnosis in diagnoses)
     empty: list[tuple[bool, str]] = []
     if options.reqs:
         missing = options.reqs - frozenset().union(*(r.request_ids for r in results))
         names = ", ".join(map(safe, sorted(missing)))
-        if missing:
+        if missing and not (is_found and missing == options.reqs):
             text = f"--req {names}: no forward of it was checked"
             empty.append((missing == options.reqs, text))
     if options.slots:
         unseen = options.slots - frozenset().union(*(r.slots_seen for r in results))
         numbers = ", ".join(map(str, sorted(unseen)))
-        if unseen:
+        if unseen and not (is_found and unseen == options.slots):
             text = f"--slot {numbers}: nothing in the trace writes or names it"
             empty.append((unseen == options.slots, text))
     if options.steps is not None and all(r.verdict == Verdict.NOT_CHECKED for r in results):
         empty.append((True, "--steps: no step of the trace lies in that range"))
     for is_all, text in empty:
-        if is_all and is_found:
-            continue
         if is_all and refuse:
             hint = "kvcanary trace info TRACE lists what a trace holds"
             raise NothingCheckedError(text, hint=hint)

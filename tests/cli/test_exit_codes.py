@@ -75,6 +75,7 @@ def test_exit_code(run: Run, args: list[str], code: int) -> None:
         (["--slot", "6"], 5),
         (["--req", "C"], 5),
         (["--req", "A", "--slot", "5"], 5),
+        (["--slot", "5", "--steps", "7:"], 5),
     ],
 )
 def test_filters_keep_what_was_found_without_a_forward(
