@@ -213,7 +213,16 @@ class FindingBook:
         read: bool = True,
         lane: tuple[str, str] = ("target", "FULL"),
     ) -> None:
-        """A finding that no canary violation shows; ``read`` = ``victim`` read or was fed it."""
+        """Enter a finding that no canary violation shows.
+
+        Args:
+            cause: Why.
+            victim: Request that read or lost data, None if none is known.
+            step: Step that shows it, None outside one.
+            slots, positions: What is damaged; positions may be empty.
+            read: Whether ``victim`` read, or was fed, the damage.
+            lane: Worker and pool of the slots.
+        """
         finding = self.by_cause.get(self.cause_key(cause, *lane))
         if finding is None:
             finding = self.new(cause, *lane, victim, step)

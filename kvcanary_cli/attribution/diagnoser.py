@@ -112,7 +112,7 @@ class Diagnoser:
         if self.follower.pool is None and self.replay is not None:
             self.follower.pool = self.replay.pool
         if kind == "sidecar_hash":
-            self._sidecars.event(segment, k, row, self.book.add)
+            self._sidecars.event(segment, k, row, self.book)
             step = segment.tables[kind].get_int("step", row)
             self._snapshots.take(self.book.findings, event=int(segment.index[k]), step=step)
         if self.record.kept:
@@ -173,7 +173,7 @@ class Diagnoser:
         self._own_frees.note(forward, reads, self._now.codes)
         if not self._has_kv:
             self._padded.note(forward, reads, self._now.codes)
-        self._namespaces.check(forward, read_slots, reader_rows, self._now.codes, self.book.add)
+        self._namespaces.check(forward, read_slots, reader_rows, self._now.codes, self.book)
         self._read_again(forward, reads, np.flatnonzero(others)[broken])
         check_positions(
             forward,
@@ -181,7 +181,7 @@ class Diagnoser:
             self._now.codes,
             self._classifier.inputs,
             follower.names,
-            self.book.add,
+            self.book,
         )
         self._now.foreign = follower.write_rules(forward, written[0], self._now.codes)
         self._now.lanes, self._now.read = written, reads
@@ -241,12 +241,10 @@ class Diagnoser:
         self._races.explain(self.book)
         self.book.tell_awaited()
         roots = ReadRoots(self.follower, self._late_cells)
-        explain_unread(
-            self.follower.rules, self.book.findings, self.book.add, roots, self._copy_faults
-        )
+        explain_unread(self.follower.rules, self.book, roots, self._copy_faults)
         self._padded.explain(self.book.findings)
-        self._own_frees.explain(self.book.findings, self.book.add)
-        self._namespaces.explain(self.book.findings, self.book.add)
+        self._own_frees.explain(self.book)
+        self._namespaces.explain(self.book)
         self._snapshots.take(self.book.findings)
         fold_consequences(self.book.findings)
         self.book.findings.sort(

@@ -10,13 +10,10 @@ from kvcanary_cli.attribution.damage import Cause
 from kvcanary_cli.attribution.result import Culprit, RuledOut
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
-    from kvcanary_cli.attribution.adding import Add
+    from kvcanary_cli.attribution.book import FindingBook
     from kvcanary_cli.attribution.follow import Follower
-    from kvcanary_cli.attribution.result import Finding
     from kvcanary_cli.replay.forwards import Forward
 
     Ints = NDArray[np.int64]
@@ -36,7 +33,7 @@ class Namespaces:
         slots: Ints,
         reader_rows: Ints,
         codes: NDArray[np.int32],
-        add: Add,
+        book: FindingBook,
     ) -> None:
         """Compare the namespaces of what ``forward`` reads, where it recorded its own."""
         if forward.namespaces is None or not len(slots):
@@ -48,16 +45,16 @@ class Namespaces:
         alien = (written != 0) & (reading != 0) & (written != reading)
         for row in np.unique(reader_rows[alien]).tolist():
             mine = slots[alien & (reader_rows == row)]
-            self._report(forward, row, mine, int(codes[row]), add)
+            self._report(forward, row, mine, int(codes[row]), book)
 
-    def explain(self, findings: Sequence[Finding], add: Add) -> None:
+    def explain(self, book: FindingBook) -> None:
         """Report matches of another namespace's entry that no read showed, from whatever tier."""
-        told = {f.cause_event for f in findings if f.cls == "key_aliasing"}
+        told = {f.cause_event for f in book.findings if f.cls == "key_aliasing"}
         for event, (req, match) in self._follower.context.aliased.items():
             if event in told:
                 continue
             theirs, ours = match.published or "", match.namespace or ""
-            add(
+            book.add(
                 Cause(
                     cls="key_aliasing",
                     subtype=_subtype(theirs, ours),
@@ -76,14 +73,16 @@ class Namespaces:
                 np.arange(len(match.slots), dtype=np.int64),
             )
 
-    def _report(self, forward: Forward, row: int, slots: Ints, reader: int, add: Add) -> None:
+    def _report(
+        self, forward: Forward, row: int, slots: Ints, reader: int, book: FindingBook
+    ) -> None:
         follower = self._follower
         writes, names = follower.lane(forward.worker, "FULL"), follower.names
         first = int(slots[0])
         theirs = (names.name(int(writes.namespace[first])) or "").removeprefix(_PREFIX)
         ours = follower.context.namespace((forward.namespaces or [])[row] or "")
         match = follower.context.matched(reader, first)
-        add(
+        book.add(
             Cause(
                 cls="key_aliasing",
                 subtype=_subtype(theirs, ours),

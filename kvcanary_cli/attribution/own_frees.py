@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from kvcanary_cli.attribution.adding import Add
+    from kvcanary_cli.attribution.book import FindingBook
     from kvcanary_cli.attribution.follow import Follower
     from kvcanary_cli.attribution.result import Finding
     from kvcanary_cli.attribution.snapshot import Snapshots
@@ -120,16 +120,16 @@ class OwnFreeReads:
             self._snapshots.note_read(freed, slots, self._follower.names.name(code), forward)
         reads.slots.update(places)
 
-    def explain(self, findings: Sequence[Finding], add: Add) -> None:
+    def explain(self, book: FindingBook) -> None:
         """Report them; call it behind everything else that explains a read."""
         for (code, freed), reads in self._reads.items():
             name = self._follower.names.name(code)
-            if reads.step is None or any(_explains(f, freed, name, reads) for f in findings):
+            if reads.step is None or any(_explains(f, freed, name, reads) for f in book.findings):
                 continue
-            if self._is_of_the_past(freed) and any(_may_be(f, name, reads) for f in findings):
+            if self._is_of_the_past(freed) and any(_may_be(f, name, reads) for f in book.findings):
                 continue
             slots = np.array(list(reads.slots), dtype=np.int64)
-            add(
+            book.add(
                 Cause(
                     cls="use_after_free",
                     subtype="freed_while_mapped",

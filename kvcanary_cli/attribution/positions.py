@@ -11,7 +11,7 @@ from kvcanary_cli.abi.constants import ForwardMode
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from kvcanary_cli.attribution.adding import Add
+    from kvcanary_cli.attribution.book import FindingBook
     from kvcanary_cli.attribution.ledger import Names
     from kvcanary_cli.attribution.rules.inputs import InputFacts
     from kvcanary_cli.replay.forwards import Forward
@@ -30,7 +30,7 @@ def check_positions(
     codes: NDArray[np.int32],
     inputs: InputFacts,
     names: Names,
-    add: Add,
+    book: FindingBook,
 ) -> None:
     """Report rows whose positions are off their lengths.
 
@@ -43,7 +43,7 @@ def check_positions(
         codes: [bs] name code of each batch row.
         inputs: Makes the cause.
         names: Interned names.
-        add: Takes cause, victim, step, slots and positions.
+        book: Takes what is found.
     """
     if forward.is_draft or forward.mode not in _TEXT_MODES:
         return
@@ -56,4 +56,4 @@ def check_positions(
             continue
         victim = int(codes[row])
         cause = inputs.misaligned(victim, forward.event, forward.step, int(off[mine[0]]))
-        add(cause, names.name(victim), forward.step, slots[mine], forward.true_positions[mine])
+        book.add(cause, names.name(victim), forward.step, slots[mine], forward.true_positions[mine])

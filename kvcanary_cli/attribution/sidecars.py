@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from kvcanary_cli.attribution.adding import Add
+    from kvcanary_cli.attribution.book import FindingBook
     from kvcanary_cli.attribution.follow import Follower
     from kvcanary_cli.replay.forwards import Forward
     from kvcanary_cli.trace.segment import Segment
@@ -38,8 +38,11 @@ class Sidecars:
         # The copy that brought what is expected beside each slot.
         self._copied: dict[tuple[tuple[str, str], str], Ints] = {}
 
-    def event(self, segment: Segment, k: int, row: int, add: Add) -> None:
-        """Take one ``sidecar_hash``: ``after`` is what was written, ``before`` is compared."""
+    def event(self, segment: Segment, k: int, row: int, book: FindingBook | None) -> None:
+        """Take one ``sidecar_hash``: ``after`` is what was written, ``before`` is compared.
+
+        What changed goes to ``book``, if there is one.
+        """
         table = segment.tables["sidecar_hash"]
         slots, hashes = table.get_ints("slots", row), table.get_ints("hash", row)
         assert slots is not None
@@ -56,7 +59,8 @@ class Sidecars:
             return
         changed = (events[slots] != NEVER) & (values[slots] != hashes)
         if changed.any():
-            self._report(lane, name, slots[changed], hashes[changed], events, event, step, add)
+            if book is not None:
+                self._report(lane, name, slots[changed], hashes[changed], events, event, step, book)
             values[slots[changed]] = hashes[changed]
 
     def _beside(self, lane: tuple[str, str], name: str) -> tuple[Ints, Ints]:
@@ -83,7 +87,7 @@ class Sidecars:
         events: Ints,
         event: int,
         step: int | None,
-        add: Add,
+        book: FindingBook,
     ) -> None:
         writes = self._follower.lane(*lane)
         constant = len(slots) > 1 and len(np.unique(hashes)) == 1
@@ -91,7 +95,7 @@ class Sidecars:
         for owner in np.unique(owners).tolist():
             mine = slots[owners == owner]
             copied = bool((self._copied[lane, name][mine] == events[mine]).any())
-            add(
+            book.add(
                 Cause(
                     cls="payload_mutation",
                     subtype="sidecar_scale",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from kvcanary_cli.attribution.adding import Add
+    from kvcanary_cli.attribution.book import FindingBook
     from kvcanary_cli.attribution.copy_faults import CopyFaults
     from kvcanary_cli.attribution.ownership import OwnershipRules, Root
     from kvcanary_cli.attribution.read_roots import ReadRoots
@@ -70,8 +70,7 @@ _MISLEADING = frozenset(
 
 def explain_unread(
     rules: OwnershipRules,
-    findings: Sequence[Finding],
-    add: Add,
+    book: FindingBook,
     roots: ReadRoots,
     copies: CopyFaults,
 ) -> None:
@@ -79,12 +78,11 @@ def explain_unread(
 
     Args:
         rules: Holds the broken rules and what each goes back to.
-        findings: Those made so far; what ``add`` takes appears there.
-        add: Takes cause, victim, step, slots and positions, and whether the victim read.
+        book: The findings made so far; takes these.
         roots: What reads go back to.
         copies: How copies went wrong.
     """
-    shown = list(findings)
+    shown = list(book.findings)
     broken = [
         (found, root, _late(found, root, rules, roots.launches))
         for found, each_root in zip(rules.findings, rules.roots, strict=True)
@@ -97,7 +95,7 @@ def explain_unread(
         slots = [s for s in root.slots if not any(_covers(f, found, root, s) for f in shown)]
         if not slots:
             continue
-        unread = findings[len(shown) :]
+        unread = book.findings[len(shown) :]
         first = next((f for f in unread if _same_root(f, found, root)), None)
         if first is not None:
             _follow(first, found, slots, rules)
@@ -109,7 +107,7 @@ def explain_unread(
         by_copy = copies.causes(found, slots) if its_own else [(None, slots)]
         for copied, mine in by_copy:
             cause = late if copied is None else _copied(copied, found, rules)
-            add(
+            book.add(
                 _cause(found, root, rules, roots) if cause is None else cause,
                 _victim(found, rules),
                 found.step,

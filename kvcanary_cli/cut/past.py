@@ -50,7 +50,8 @@ class Past:
 
     def event(self, segment: Segment, k: int, kind: str, row: int) -> None:
         if kind == "sidecar_hash":
-            self.sidecars.event(segment, k, row, _tell_nobody)
+            # What changed before a cut is no finding of the cut.
+            self.sidecars.event(segment, k, row, None)
         elif kind == "copy":
             self.sidecars.copied(segment, row, int(segment.index[k]))
         self.follower.event(segment, k, kind, row)
@@ -137,7 +138,3 @@ class Past:
         state = self.follower.rules.state
         reasons = state.free_reason[slots].tolist()
         return state.free_event[slots], [state.reasons[code] for code in reasons]
-
-
-def _tell_nobody(*_args: object, **_lane: object) -> None:
-    """What changed before a cut is no finding of the cut."""
