@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from sys import intern
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -45,8 +46,8 @@ class _Page:
         slots: [n] what they name, in order.
         ends: [frees] where each one's slots end.
         events: [frees] their ``i``; [n], by slot, where a cut's state is among them.
-        owners, reasons: [frees] string codes, -1 = none.
-        strings: What these index.
+        owners, reasons: [frees] places in ``names``, -1 = none.
+        names: Of the segment's strings those; all pages hold the same object for a name.
         order: [n] places in ``slots``, by slot and then in order; None until asked for.
     """
 
@@ -55,7 +56,7 @@ class _Page:
     events: Ints
     owners: NDArray[np.int32]
     reasons: NDArray[np.int32] | None
-    strings: list[str]
+    names: list[str]
     order: NDArray[np.int32] | None = None
 
     def of(self, slot: int) -> Iterator[Free]:
@@ -68,7 +69,7 @@ class _Page:
             k = int(np.searchsorted(self.ends, at, side="right"))
             event = int(self.events[k if by_free else at])
             reason = -1 if self.reasons is None else int(self.reasons[k])
-            by, why = self.strings[self.owners[k]], self.strings[reason] if reason >= 0 else ""
+            by, why = self.names[self.owners[k]], self.names[reason] if reason >= 0 else ""
             if by != GAP_OWNER:
                 yield Free(event, by, why)
 
@@ -132,17 +133,24 @@ def _page(segment: Segment) -> _Page | None:
     at = table.columns.get("at")
     if at is not None:
         events = _by_slot(at, events, slots.offsets)
-    why = None
+    by, why = table.columns["owner"].values, None
+    # The last one stands for no string.
+    is_named = np.zeros(len(segment.strings) + 1, dtype=np.bool_)
+    is_named[by] = True
     if reasons is not None:
         told = True if reasons.present is None else reasons.present
-        why = np.where(told, reasons.values, -1).astype(np.int32)
+        why = np.where(told, reasons.values, -1)
+        is_named[why] = True
+    is_named[-1] = False
+    places = np.cumsum(is_named, dtype=np.int32) - 1
+    places[-1] = -1
     return _Page(
         slots=slots.values[first:stop].astype(np.int32),
         ends=(slots.offsets[1:] - first).astype(np.int32),
         events=events,
-        owners=table.columns["owner"].values.astype(np.int32),
-        reasons=why,
-        strings=segment.strings,
+        owners=places[by],
+        reasons=None if why is None else places[why],
+        names=[intern(segment.strings[code]) for code in np.flatnonzero(is_named).tolist()],
     )
 
 

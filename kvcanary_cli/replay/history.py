@@ -45,6 +45,7 @@ class TokenHistories:
         requests: Numbers requests; keeps length and place of each history.
         rows: Rows of the request table.
         row_len: Cells of a row; tokens past it are dropped.
+        sparse: Whether most cells are never touched.
         keep_tokens: Tokens of ended requests that are kept, because an overrun forward may still
             read them; the oldest go first.
         keep_kv: Whether the last recorded fingerprint of each position is kept too (for copies
@@ -59,10 +60,17 @@ class TokenHistories:
     """
 
     def __init__(
-        self, requests: Requests, *, rows: int, row_len: int, keep_tokens: int, keep_kv: bool
+        self,
+        requests: Requests,
+        *,
+        rows: int,
+        row_len: int,
+        sparse: bool,
+        keep_tokens: int,
+        keep_kv: bool,
     ) -> None:
         # Zero pages that are never touched cost nothing, so the pool costs what is in use.
-        self.pool: Ints = zeros((rows, row_len), np.int64)
+        self.pool: Ints = zeros((rows, row_len), np.int64, sparse=sparse)
         self._requests = requests
         self._row_len = row_len
         self.row_req: Ints = np.full(rows, NONE, dtype=np.int64)

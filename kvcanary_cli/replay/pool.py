@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
+# From so many cells a slot on most cells are never touched.
+_SPARSE = 4
+
 
 class PoolState:
     """State that events change and forwards read.
@@ -50,7 +53,9 @@ class PoolState:
         import torch
 
         pool = header.pool
-        self.table: NDArray[np.int32] = zeros((pool.rows, pool.row_len), np.int32)
+        # Rows are as long as the longest request may be; what is in use, not much more than slots.
+        sparse = pool.rows * pool.row_len > _SPARSE * (pool.max_slot + 1)
+        self.table: NDArray[np.int32] = zeros((pool.rows, pool.row_len), np.int32, sparse=sparse)
         self.requests = Requests()
         self.histories: TokenHistories | None = None
         if check_tokens:
@@ -58,6 +63,7 @@ class PoolState:
                 self.requests,
                 rows=pool.rows,
                 row_len=pool.row_len,
+                sparse=sparse,
                 keep_tokens=pool.max_slot + pool.row_len,
                 keep_kv=check_kv and "transfer" in header.records,
             )

@@ -23,11 +23,16 @@ LINE = 64
 _HUGE, _LEAST = 2 << 20, 1 << 19
 
 
-def zeros(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+def zeros(shape: int | tuple[int, ...], dtype: DTypeLike, *, sparse: bool = False) -> NDArray[Any]:
     """Zeros that begin with a line of the cache, in huge pages if they are many.
 
     A kernel that reaches into ordinary pages of a large array waits for the address of each, and
     the system for each page's first touch.
+
+    Args:
+        shape, dtype: As NumPy's.
+        sparse: Most of them are never touched: ordinary pages, since a huge one costs its whole
+            size wherever it is touched. NumPy's own large arrays ask for huge ones.
     """
     size = prod(shape) if isinstance(shape, tuple) else shape
     size *= np.dtype(dtype).itemsize
@@ -36,15 +41,17 @@ def zeros(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     memory: NDArray[np.uint8] = np.zeros(whole + step, dtype=np.uint8)
     first = -memory.ctypes.data % step
     if step == _HUGE:
-        _ask_for_huge_pages(memory.ctypes.data + first, whole)
+        _ask_for_pages(memory.ctypes.data + first, whole, huge=not sparse)
     return memory[first : first + size].view(dtype).reshape(shape)
 
 
-def _ask_for_huge_pages(address: int, size: int) -> None:
-    """Ask for huge pages; a system that refuses, or has none, changes nothing but the speed."""
+def _ask_for_pages(address: int, size: int, *, huge: bool) -> None:
+    """Ask for huge pages or for ordinary ones; a system that refuses, or has no huge ones, gives
+    others, which costs time or memory and nothing else.
+    """
     advise = _madvise()
     if advise is not None:
-        advise(address, size, mmap.MADV_HUGEPAGE)
+        advise(address, size, mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
 
 
 @cache

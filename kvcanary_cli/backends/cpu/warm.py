@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -50,20 +51,22 @@ def event_kernel() -> Any:
 def compile_apart(module: str, name: str) -> None:
     """Have another process compile a kernel into the cache, for this one to load.
 
-    The compiler gives back nothing of the memory that it takes, 1.3 GiB for a large kernel. Where
-    that does not work, for want of a folder or of an interpreter, this process compiles by itself.
+    The compiler gives back nothing of the memory that it takes. Where that does not work, for want
+    of a folder or of an interpreter, or because it dies, this process compiles by itself.
     """
     if cache_dir() is None or not sys.executable:
         return
     paths = os.pathsep.join(path for path in sys.path if path)
-    subprocess.run(
-        [sys.executable, "-m", __name__, module, name],
-        env={**os.environ, "PYTHONPATH": paths},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        check=False,
-    )
+    with suppress(OSError):
+        subprocess.run(
+            # Without -P it would import what lies in the current folder, before anything else.
+            [sys.executable, "-P", "-m", __name__, module, name],
+            env={**os.environ, "PYTHONPATH": paths},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
 
 
 def _compile(kernel: Any) -> None:
