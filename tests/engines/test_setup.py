@@ -1,4 +1,4 @@
-"""How the setup of an engine's environment ends, and what CI makes of it. Nothing is downloaded."""
+"""How the setup of an engine's environment ends. Nothing is downloaded."""
 
 from __future__ import annotations
 
