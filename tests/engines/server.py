@@ -1,9 +1,12 @@
-"""A server of an engine in a process of its own, asked over HTTP."""
+"""A server of an engine in a process of its own, recorded, and asked over HTTP."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
+import stat
 import subprocess
 import urllib.error
 import urllib.request
@@ -12,15 +15,33 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from kvcanary_cli.trace.errors import TraceError
+from kvcanary_cli.trace.reader import open_trace
 from tests.engines.waiting import STALLED_S, wait_until
-from tests.record.helpers import events
+from tests.record.helpers import events, replay, steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
 KEY = "sk-not-to-be-recorded"
+RECORDING = "run.kvtrace"
 _AT_ONCE = 8
+
+
+def way_in(way: str, python: Path, launch: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """How a server is recorded into ``RECORDING``, in the folder that it runs in.
+
+    Args:
+        way: ``command`` (``kvcanary record``) or ``variable``.
+        python: The interpreter that has the engine.
+        launch: Starts the server.
+
+    Returns:
+        The command, and what it needs in its environment.
+    """
+    if way == "variable":
+        return list(launch), {"KVCANARY_RECORD": RECORDING}
+    return [str(python), "-m", "kvcanary_cli", "record", "-o", RECORDING, "--", *launch], {}
 
 
 def finished(recording: Path, named: str = "") -> int:
@@ -32,6 +53,36 @@ def finished(recording: Path, named: str = "") -> int:
             ended = [event["req"] for event in events(trace) if event["kind"] == "finish"]
             told += sum(req.startswith(named) for req in ended)
     return told
+
+
+def clean_recording(recording: Path, requests: int, named: str = "") -> Any:
+    """Check what every sound server leaves behind: one whole trace of it all, without secrets.
+
+    Args:
+        recording: The folder of the recording.
+        requests: How many requests ended.
+        named: How their names begin.
+
+    Returns:
+        The replay's diagnosis.
+    """
+    (trace,) = recording.iterdir()
+    header = open_trace(trace).header
+    assert header.tokens == "salted"
+    assert not header.starts_mid_run
+    assert KEY not in json.dumps(header.raw)
+    key = recording.with_name(f"{recording.name}.key")
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert finished(recording, named) == requests
+    matches = [event for event in events(trace) if event["kind"] == "match"]
+    assert len(matches) > requests // 8
+    assert len(steps(trace)) >= 300
+    diagnosis = replay(trace)
+    assert not diagnosis.ownership
+    assert not diagnosis.findings
+    assert diagnosis.verdict == "clean"
+    assert diagnosis.replay.coverage.entries_verified > 10_000
+    return diagnosis
 
 
 def free_port() -> int:
@@ -59,7 +110,12 @@ class Server:
         self._log = folder / "log.txt"
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                list(command), cwd=folder, env=dict(env), stdout=log, stderr=subprocess.STDOUT
+                list(command),
+                cwd=folder,
+                env=dict(env),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def said(self) -> str:
@@ -113,4 +169,6 @@ class Server:
             try:
                 self._process.wait(STALLED_S)
             except subprocess.TimeoutExpired:
-                self._process.kill()
+                # With the engine's other processes, which would go on without it.
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import random
 import signal
-import stat
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
-from kvcanary_cli.trace.reader import open_trace
 from tests.engines.driving import prompts_of
 from tests.engines.environment import ROOT
 from tests.engines.runs import engine_env
-from tests.engines.server import KEY, Server, finished, free_port
+from tests.engines.server import (
+    KEY,
+    RECORDING,
+    Server,
+    clean_recording,
+    finished,
+    free_port,
+    way_in,
+)
 from tests.engines.setup_sglang import ENVIRONMENT
 from tests.engines.sglang_run import ON_CPU
 from tests.engines.waiting import wait_until
-from tests.record.helpers import events, replay, steps
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 REQUESTS = 40
@@ -57,18 +60,10 @@ def _launch(model: Path, port: int) -> list[str]:
     return words
 
 
-def _way_in(way: str, launch: Sequence[str]) -> tuple[list[str], Mapping[str, str]]:
-    """The command and environment that have ``launch`` recorded into ``run.kvtrace``."""
-    if way == "variable":
-        return list(launch), engine_env(KVCANARY_RECORD="run.kvtrace")
-    record = [str(ENVIRONMENT.python), "-m", "kvcanary_cli", "record", "-o", "run.kvtrace", "--"]
-    return [*record, *launch], engine_env()
-
-
 @pytest.mark.parametrize("way", ["command", "variable"])
 def test_a_server_is_recorded_from_its_start_to_its_end(way: str, tmp_path: Path) -> None:
     port = free_port()
-    command, env = _way_in(way, _launch(_model(tmp_path), port))
+    command, variables = way_in(way, ENVIRONMENT.python, _launch(_model(tmp_path), port))
     prompts = prompts_of(LOAD, random.Random(1))
     bodies = [
         {
@@ -78,9 +73,9 @@ def test_a_server_is_recorded_from_its_start_to_its_end(way: str, tmp_path: Path
         }
         for k, (prompt, n) in enumerate(prompts)
     ]
-    recording = tmp_path / "run.kvtrace"
+    recording = tmp_path / RECORDING
 
-    with Server(command, port, tmp_path, env) as server:
+    with Server(command, port, tmp_path, engine_env(**variables)) as server:
         server.wait_until_ready()
         answers = server.ask_all("/generate", bodies)
         wait_until(lambda: finished(recording, _OF_LOAD) >= REQUESTS, tmp_path, server.said)
@@ -90,18 +85,4 @@ def test_a_server_is_recorded_from_its_start_to_its_end(way: str, tmp_path: Path
     # SGLang's server answers a SIGTERM by ending in good order.
     assert status == 0, said[-4000:]
     assert "recording into" in said
-    (trace,) = recording.iterdir()
-    header = open_trace(trace).header
-    assert header.tokens == "salted"
-    assert not header.starts_mid_run
-    assert KEY not in json.dumps(header.raw)
-    assert stat.S_IMODE((tmp_path / "run.kvtrace.key").stat().st_mode) == 0o600
-    assert finished(recording, _OF_LOAD) == REQUESTS
-    matches = [event for event in events(trace) if event["kind"] == "match"]
-    assert len(matches) > REQUESTS // 8
-    assert len(steps(trace)) >= 300
-    diagnosis = replay(trace)
-    assert not diagnosis.ownership
-    assert not diagnosis.findings
-    assert diagnosis.verdict == "clean"
-    assert diagnosis.replay.coverage.entries_verified > 10_000
+    clean_recording(recording, REQUESTS, _OF_LOAD)
