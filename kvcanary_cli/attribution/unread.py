@@ -15,7 +15,7 @@ from kvcanary_cli.attribution.result import CERTAIN, POSSIBLE, PROBABLE, Culprit
 from kvcanary_cli.attribution.runner_up import runner_up
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
