@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from kvcanary_cli.errors import InputError, NothingCheckedError
 from kvcanary_cli.trace.reader import open_trace
 from tests.replay.cut_helpers import (
+    Event,
     assert_same_verdict,
     cut_to,
     events_of,
@@ -50,6 +52,15 @@ def test_cut_of_a_simulated_run(random: Random, bugs: float) -> None:
         event("corrupt" if found(whole, steps=(first, last)) else "clean")
 
 
+def _begin(events: list[Event], step: int) -> int:
+    """``i`` of what a cut from ``step`` on begins with: a forward, or what was taken for one."""
+    return min(
+        e["i"]
+        for e in events
+        if (e["kind"] == "forward" or e.get("phase") in ("before", "sweep")) and e["step"] >= step
+    )
+
+
 @_SLOW
 @given(random=_RANDOM, bugs=st.sampled_from([0.0, 0.05, 0.2]))
 def test_cut_behind_lost_events(random: Random, bugs: float) -> None:
@@ -62,11 +73,15 @@ def test_cut_behind_lost_events(random: Random, bugs: float) -> None:
     gap = random.randint(1, at)
     kept = [e for k, e in enumerate(events) if not gap - lost < k <= gap or k >= at]
     assume(len(kept) < len(events))
+    # What is lost between a step's forwards, or its fingerprints, lies within the cut.
+    step = events[at]["step"]
+    begun = [e for e in kept if e["i"] >= _begin(kept, step)]
+    assume(all(after["i"] == e["i"] + 1 for e, after in pairwise(begun)))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         whole = write_jsonl(folder / "whole.jsonl", head, kept)
         last = max(e["step"] for e in kept if e["kind"] == "forward")
-        steps = (events[at]["step"], random.choice([last, None]))
+        steps = (step, random.choice([last, None]))
         try:
             run(whole, steps=steps)
         except InputError:
