@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from kvcanary_cli.attribution.checked_events import CheckedEvents
     from kvcanary_cli.attribution.ranks import RankRecord
     from kvcanary_cli.attribution.result import Finding, OwnershipFinding
     from kvcanary_cli.replay.driver import Replay
@@ -82,9 +83,8 @@ def diagnose_trace(
     findings: list[Finding] = []
 
     def keep(diagnoser: Diagnoser) -> None:
-        rules = diagnoser.follower.rules
-        ownership.extend(o for o in rules.findings if _wanted(o, diagnoser))
-        findings.extend(f for f in diagnoser.findings if _asked_for(f, diagnoser))
+        ownership.extend(diagnoser.follower.rules.findings)
+        findings.extend(diagnoser.findings)
 
     def watch(header: TraceHeader) -> Diagnoser | None:
         diagnoser = Diagnoser(header, reader.notes, ranks=ranks)
@@ -92,8 +92,8 @@ def diagnose_trace(
             # Its ledger is as large as the pool: what it found is kept, not itself.
             former = diagnosers.pop()
             keep(former)
-            # What ranks must have done alike they did on both sides of a gap.
-            diagnoser.record = former.record
+            # Both go on behind the gap: what ranks must have done alike, and which steps count.
+            diagnoser.record, diagnoser.checked = former.record, former.checked
             diagnoser.book.named_before = former.book.named()
             former.replay = None
             if header.pool.max_slot >= _LARGE:
@@ -122,13 +122,18 @@ def diagnose_trace(
     record.done()
     last_step = diagnosers[-1].follower.steps_seen()[0]
     refused = refused_state(reader.notes.ended, None if last_step == NOBODY else last_step)
-    if refused is not None and not options.strict_upstream and _asked_for(refused, diagnosers[-1]):
+    if refused is not None and not options.strict_upstream:
         refused.id = f"F{len(findings) + 1}"
         findings.append(refused)
+    # A cut has a range of its own.
+    checked, asked = diagnosers[-1].checked, done.replay.options
+    if _goes_on(done.replay):
+        checked.goes_on()
+    wanted = tuple(f for f in findings if _asked_for(f, asked, checked))
     return Diagnosis(
-        replay=_seeing(result, findings),
-        ownership=tuple(ownership),
-        findings=tuple(findings),
+        replay=_seeing(result, wanted),
+        ownership=tuple(o for o in ownership if _wanted(o, asked, checked)),
+        findings=wanted,
         rank=record,
     )
 
@@ -140,23 +145,26 @@ def _seeing(result: ReplayResult, findings: Sequence[Finding]) -> ReplayResult:
     return replace(result, coverage=replace(result.coverage, blind_to=blind))
 
 
-def _wanted(found: OwnershipFinding, diagnoser: Diagnoser) -> bool:
+def _goes_on(replay: Replay) -> bool:
+    """Whether the trace goes on behind what was replayed, or did before it was cut."""
+    steps = replay.options.steps
+    is_cut_off = replay.is_cut and steps is not None and steps[1] is not None
+    return is_cut_off or replay.unread_from_step is not None
+
+
+def _wanted(found: OwnershipFinding, options: ReplayOptions, checked: CheckedEvents) -> bool:
     """Whether the options ask for this broken rule."""
-    assert diagnoser.replay is not None
-    options = diagnoser.replay.options
     if options.slots and not options.slots & set(found.slots):
         return False
     if options.reqs and not options.reqs & {found.owner, found.actor}:
         return False
     if found.step is not None:
         return options.checks_step(found.step)
-    return diagnoser.is_checked_event(found.event)
+    return options.steps is None or found.event in checked
 
 
-def _asked_for(finding: Finding, diagnoser: Diagnoser) -> bool:
+def _asked_for(finding: Finding, options: ReplayOptions, checked: CheckedEvents) -> bool:
     """Whether the options ask for this finding."""
-    assert diagnoser.replay is not None
-    options = diagnoser.replay.options
     if options.slots and not options.slots & (finding.slots | finding.seam_slots):
         return False
     parties = {finding.victim, finding.culprit.req, *finding.blast_radius}
@@ -166,4 +174,4 @@ def _asked_for(finding: Finding, diagnoser: Diagnoser) -> bool:
     if step is not None:
         return options.checks_step(step)
     event = finding.cause_event if finding.culprit.event is None else finding.culprit.event
-    return event is None or diagnoser.is_checked_event(event)
+    return options.steps is None or event is None or event in checked

@@ -12,6 +12,7 @@ import numpy as np
 
 from kvcanary_cli.abi.constants import PoolKind
 from kvcanary_cli.attribution.book import FindingBook
+from kvcanary_cli.attribution.checked_events import CheckedEvents
 from kvcanary_cli.attribution.compiled_ledger import CompiledLedger
 from kvcanary_cli.attribution.consequences import fold_consequences
 from kvcanary_cli.attribution.copy_faults import CopyFaults
@@ -85,9 +86,7 @@ class Diagnoser:
         )
         slots = header.pool.max_slot + 1
         self._overwritten = Overwritten(self._now, self.book, self._classifier, slots)
-        # Events after the first, up to the second, lie before or in a step to check.
-        self._checked_events: tuple[int | None, int | None] = (None, None)
-        self._last_forward: int | None = None
+        self.checked = CheckedEvents()
         # Whether all so far may be the state that a cut begins with.
         self._in_state = "cut" in header.raw
 
@@ -152,11 +151,13 @@ class Diagnoser:
         if self._in_state:
             self._in_state = False
             self.book.cut_ends(forward.event)
+            self.checked.begin_at(forward.event)
         if follower.pool is None and self.replay is not None:
             follower.pool = self.replay.pool
         if self.replay is not None:
             self._keep_reads(forward.worker)
-        self._note_range(forward)
+            steps = self.replay.options
+            self.checked.note(forward.event, checked=steps.checks_step(forward.step))
         self._now.codes = follower.req_codes(forward)
         if self.record.kept:
             self.record.forward(forward)
@@ -205,18 +206,6 @@ class Diagnoser:
         reads.again[broken] = True
         reads.again[self.follower.rules.state.owner[reads.slots] == FREE] = True
 
-    def _note_range(self, forward: Forward) -> None:
-        if self.replay is None or self.replay.options.steps is None:
-            return
-        if self.replay.options.checks_step(forward.step):
-            first = self._checked_events[0]
-            before = forward.event if self._last_forward is None else self._last_forward
-            self._checked_events = (before if first is None else first, forward.event)
-        elif self._checked_events[0] is None:
-            # Nothing to check yet: no event has counted so far.
-            self._checked_events = (None, None)
-        self._last_forward = forward.event
-
     def finished(self, forward: Forward, found: list[ViolationChunk]) -> None:
         for chunk in found:
             self._explainer.explain(chunk, forward)
@@ -252,8 +241,3 @@ class Diagnoser:
         )
         for number, finding in enumerate(self.book.findings, 1):
             finding.id = f"F{number}"
-
-    def is_checked_event(self, event: int) -> bool:
-        """Whether an event outside forwards belongs to the steps to check."""
-        first, last = self._checked_events
-        return first is None or (event > first and (last is None or event <= last))
