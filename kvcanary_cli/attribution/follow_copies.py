@@ -120,7 +120,7 @@ class CopyEvents:
         if pool == "full" and by is not None:
             foreign = self._rules.write(dst, self.for_whom(dst, writer, served), event, None)
         writes = self._lane(*POOL_LANE[pool])
-        src_pool = text("src_pool") or pool
+        src_pool = text("src_pool") or "full"
         if pool == "full" and by is None and isinstance(source, list):
             src = np.array(source, dtype=np.int64)
             kept = ~self._overwrites(writes, src, dst, src_pool == pool, served, event)

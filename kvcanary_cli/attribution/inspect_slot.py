@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 _COLUMNS = ("event", "step", "what", "who", "row", "position", "token", "note")
-# Kind to the list fields that may name the slot, and the field that says who.
-_FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
-    "alloc": (("slots",), "owner"),
-    "free": (("slots",), "owner"),
-    "own": (("slots",), "owner"),
-    "publish": (("slots",), "req"),
-    "match": (("slots",), "req"),
-    "map": (("slots",), ""),
-    "fork": (("shared",), "child"),
-    "transfer_begin": (("slots",), "req"),
-    "copy": (("dst",), "by"),
-    "launch": (("slots",), "req"),
-    "lut": (("full",), ""),
+# Kind to the list field that may name the slot, and the field that says who.
+_FIELDS = {
+    "alloc": ("slots", "owner"),
+    "free": ("slots", "owner"),
+    "own": ("slots", "owner"),
+    "publish": ("slots", "req"),
+    "match": ("slots", "req"),
+    "map": ("slots", ""),
+    "fork": ("shared", "child"),
+    "transfer_begin": ("slots", "req"),
+    "copy": ("dst", "by"),
+    "launch": ("slots", "req"),
+    "lut": ("full", ""),
 }
 _NOTES = ("reason", "entry", "from", "via", "id", "namespace")
 
@@ -62,15 +62,14 @@ class SlotLife(Question):
             self._transfer_over(segment, k, kind, row)
             return
         known = _FIELDS.get(kind)
-        if known is None or not self._concerns(segment, kind, row):
+        if known is None:
             return
-        fields, who = known
-        table = segment.tables[kind]
-        for name in fields:
-            slots = table.get_ints(name, row)
-            if slots is not None and (slots == self.slot).any():
-                hit = int(np.flatnonzero(slots == self.slot)[0])
-                self._told(segment, k, kind, row, who, hit)
+        field, who = known
+        if self._is_of_pool(segment, kind, row):
+            slots = segment.tables[kind].get_ints(field, row)
+            hits = [] if slots is None else np.flatnonzero(slots == self.slot).tolist()
+            if hits:
+                self._told(segment, k, kind, row, who, hits[0])
                 return
         if kind == "copy":
             self._source(segment, k, row)
@@ -85,14 +84,10 @@ class SlotLife(Question):
         line["note"] = f"id {key}" + (f", reason {reason}" if reason is not None else "")
         self._add(line)
 
-    def _concerns(self, segment: Segment, kind: str, row: int) -> bool:
-        if kind == "lut":
-            return self.pool == "full"
-        if kind != "copy":
-            return self.pool == "full"
-        pool = _text(segment, "copy", "dst_pool", row) or "full"
-        source = _text(segment, "copy", "src_pool", row) or pool
-        return self.pool in (pool, source)
+    def _is_of_pool(self, segment: Segment, kind: str, row: int) -> bool:
+        """Whether the slots that an event lists are the pool's; a copy lists its destinations."""
+        pool = _text(segment, kind, "dst_pool", row) if kind == "copy" else None
+        return self.pool == (pool or "full")
 
     def _told(self, segment: Segment, k: int, kind: str, row: int, who: str, hit: int) -> None:
         table = segment.tables[kind]
@@ -120,7 +115,7 @@ class SlotLife(Question):
                 line["position"] = source["pos"][hit]
                 notes.append(f"from request {source['req']}")
             else:
-                notes.append(f"from slot {source[hit]}")
+                notes.append(f"from {self._place(segment, 'src_pool', row, source[hit])}")
         line["note"] = ", ".join(notes)
         if kind in ("transfer_begin", "copy") and "id" in table.columns:
             key = transfer_key(segment.json(kind, "id", row))
@@ -137,8 +132,14 @@ class SlotLife(Question):
         dst = segment.tables["copy"].get_ints("dst", row)
         assert dst is not None
         line = _line(int(segment.index[k]), None, "copied from", _text(segment, "copy", "by", row))
-        line["note"] = f"to slot {int(dst[source.index(self.slot)])}"
+        there = int(dst[source.index(self.slot)])
+        line["note"] = f"to {self._place(segment, 'dst_pool', row, there)}"
         self._add(line)
+
+    def _place(self, segment: Segment, field: str, row: int, slot: int) -> str:
+        """The other side of a copy in words."""
+        pool = _text(segment, "copy", field, row) or "full"
+        return f"slot {slot}" if pool == self.pool else f"{pool} slot {slot}"
 
     def forward(self, scene: Scene, forward: Forward, lanes: list[Ints]) -> None:
         if forward.is_draft != (self.pool == "draft") and self.pool != "swa":
