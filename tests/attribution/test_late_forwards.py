@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.attribution.events import HEAD, decode, life, numbered
+from tests.attribution.events import HEAD, decode, index_of, life, numbered
 from tests.attribution.helpers import diagnose
 
 Event = dict[str, Any]
@@ -51,3 +51,31 @@ def test_it_is_the_late_write_wherever_it_lands(
     assert said == launched
     assert finding.confidence == ("certain" if launched else "probable")
     assert any("2 slots" in text for text in finding.evidence) == (len(taken) == 3)
+
+
+@pytest.mark.parametrize("freed_by", [None, "A", "C", "X"])
+@pytest.mark.parametrize("queued", ["before", "behind", None])
+def test_the_evidence_of_a_late_write_says_what_the_trace_does(
+    freed_by: str | None, queued: str | None
+) -> None:
+    """Whoever gave the slot back is named, and a launch that was recorded is told."""
+    launch = {"kind": "launch", "req": "A", "step": 3, "slots": [5]}
+    events = life("A", [11, 12, 13, 14], [1, 2, 3, 4], row=1, step=1)
+    if freed_by is not None:
+        events.append({"kind": "alloc", "owner": freed_by, "slots": [5]})
+        events += [launch] * (queued == "before")
+        events.append({"kind": "free", "owner": freed_by, "slots": [5]})
+    events += life("C", [31, 32], [5, 6], row=3, step=2)
+    events += [launch] * (queued == "behind" or (queued == "before" and freed_by is None))
+    events.append(decode("A", 15, 5, row=1, position=4, step=3)[-1])
+    events = numbered([*events, *decode("C", 33, 7, row=3, position=2, step=4)])
+    finding = diagnose(HEAD_L, events).findings[0]
+    assert finding.cls == "late_write"
+    told = " ".join(finding.evidence)
+    assert ("not freed before" in told) == (freed_by is None)
+    if freed_by is not None:
+        freed = index_of(events, "free", slots=[5])
+        assert f"slot 5 freed by {freed_by} at event {freed}" in told
+    assert ("the launch was not recorded" in told) == (queued is None)
+    if queued is not None:
+        assert f"launched at event {index_of(events, 'launch')}" in told

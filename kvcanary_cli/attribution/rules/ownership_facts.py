@@ -14,7 +14,7 @@ from kvcanary_cli.attribution.ledger import (
     TREE,
 )
 from kvcanary_cli.attribution.ownership import BAD_WHATS
-from kvcanary_cli.attribution.result import PROBABLE, PUBLISH_OF_FREE, Culprit, RuledOut
+from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, PUBLISH_OF_FREE, Culprit, RuledOut
 from kvcanary_cli.attribution.rules.facts import Facts
 
 if TYPE_CHECKING:
@@ -143,10 +143,14 @@ class OwnershipFacts(Facts):
                     "is valid",
                 )
             ],
-            confidence="certain" if known else PROBABLE,
+            confidence=CERTAIN if known else PROBABLE,
             evidence=[
-                f"launched at event {launched}" if known else "the launch was not recorded",
-                f"slot {slot} freed at event {freed}" if freed_by_writer else "not freed before",
+                "the launch was not recorded"
+                if launched == NEVER
+                else f"launched at event {launched}",
+                f"slot {slot} freed by {self.who(int(state.free_by[slot]))} at event {freed}"
+                if NEVER != freed < wrote
+                else "not freed before",
                 f"{name} wrote it at event {wrote} without owning it",
                 *self._copy_skipped(slot, wrote),
             ],
@@ -194,7 +198,7 @@ class OwnershipFacts(Facts):
             ruled_out=[
                 RuledOut("transfer_mismatch", "the destination had changed hands before it landed")
             ],
-            confidence="certain" if inside else PROBABLE,
+            confidence=CERTAIN if inside else PROBABLE,
             evidence=[
                 f"{window} the free at event {freed}"
                 if inside
