@@ -17,7 +17,6 @@ from kvcanary_cli.attribution.ledger import FREE, NEVER, TREE
 from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, Culprit, RuledOut
 
 if TYPE_CHECKING:
-
     from numpy.typing import NDArray
 
     from kvcanary_cli.attribution.book import FindingBook
