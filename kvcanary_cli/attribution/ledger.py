@@ -119,6 +119,7 @@ class Ownership:
             which.
         shared: [slots] bool, visible to others: published, or shared by a fork.
         forked: [slots] bool, shared by a fork: when the owner ends, the others keep them.
+        padded: [slots] bool, a padding row left something that ``PaddedSlots`` looks for in reads.
         published_event, published_by: [slots] when and by whom it last became visible.
         custody: Claims on the slots with a ``bad_event``.
         past_frees: Frees before the last ones.
@@ -143,6 +144,7 @@ class Ownership:
         self.bad_what: NDArray[np.int8] = records["bad_what"]
         self.shared: NDArray[np.bool_] = records["shared"]
         self.forked: NDArray[np.bool_] = records["forked"]
+        self.padded: NDArray[np.bool_] = records["padded"]
         self.published_event: Ints = records["published_event"]
         self.published_by: NDArray[np.int32] = past["published_by"]
         self.reasons: list[str] = [""]

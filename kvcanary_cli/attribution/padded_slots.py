@@ -70,6 +70,7 @@ class PaddedSlots:
             words.append(f"the same row wrote slot {slot} at step {former[1]}: its entry is stale")
         self._hits[forward.event, slot] = _Hit(row, words, stale)
         self._open[slot] = forward.event
+        follower.rules.state.padded[slot] = True
 
     def _read(self, forward: Forward, reads: Reads, codes: NDArray[np.int32]) -> None:
         met = np.flatnonzero(np.isin(reads.slots, list(self._open)))
@@ -83,6 +84,7 @@ class PaddedSlots:
             if max(int(writes.came(reads.slots[k : k + 1])[0]), int(owners.since[slot])) > padded:
                 # What the padding row left was overwritten, or is nobody's any more.
                 del self._open[slot]
+                owners.padded[slot] = False
                 continue
             reads.again[k] = True
             name = self._follower.names.name(int(codes[reads.batch_rows[k]]))

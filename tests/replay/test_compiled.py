@@ -60,10 +60,13 @@ def test_clean_runs(engine: Settings, segment_events: int | None) -> None:
 
 # One row writes what another one of the batch reads; the scene is that of this step.
 OVERWRITTEN = Settings(seed=678, page_size=2, padding="none", host_tier=True, salted=True, steps=30)
+# A forward that is ordinary by itself reads what a padding row hit.
+PADDED = Settings(seed=7216437, padding="middle", host_tier=True, share=True, steps=30, slots=48)
 
 
 @given(engine_settings(), st.sampled_from(FAULTS), st.integers(0, 1 << 32))
 @example(OVERWRITTEN, "foreign_write", 10390938)
+@example(PADDED, "foreign_write", 19969265)
 @settings(max_examples=15, suppress_health_check=SLOW)
 def test_planted_faults(engine: Settings, fault: str, seed: int) -> None:
     head, events = simulate(engine)

@@ -29,7 +29,7 @@ _POOL, _POOL_WIDTH = int(State.POOL), int(State.POOL_WIDTH)
 _HAS_LEDGER, _WRITES = constants(State.HAS_LEDGER, State.WRITES)
 _STAMP = place(LANE, "stamp")
 _OWNER, _SHARED = place(OWNERSHIP, "owner"), place(OWNERSHIP, "shared")
-_ALLOC_EVENT = place(OWNERSHIP, "alloc_event")
+_ALLOC_EVENT, _PADDED = place(OWNERSHIP, "alloc_event"), place(OWNERSHIP, "padded")
 _WRITE_EVENT, _MOVED_EVENT = place(WRITES, "event"), place(WRITES, "moved_event")
 
 
@@ -50,13 +50,13 @@ def ask_for_cell(state, row, position):  # type: ignore[no-untyped-def]
 
 @inlined
 def _reads_well(owned, written, reader):  # type: ignore[no-untyped-def]
-    """Whether ``reader`` may read a slot, and its content is newer than the slot.
+    """Whether ``reader`` may read a slot, and its content is newer than the slot and no padding's.
 
     Args:
         owned, written: Its records.
     """
     owner = load_i32(owned, _OWNER)
-    if owner == FREE:
+    if owner == FREE or load_u8(owned, _PADDED) != 0:
         return False
     if owner > TREE and owner != reader and load_u8(owned, _SHARED) == 0:
         return False

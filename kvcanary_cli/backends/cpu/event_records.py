@@ -56,6 +56,7 @@ OWNERSHIP = _record(
     bad_what="i1",
     shared="?",
     forked="?",
+    padded="?",
 )
 
 #: The rest of it that ordinary events change.
