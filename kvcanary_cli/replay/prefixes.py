@@ -9,7 +9,7 @@ import numpy as np
 
 from kvcanary_cli.backends.cpu.event_state import Entry, PrefixNumber
 from kvcanary_cli.backends.cpu.pages import zeros
-from kvcanary_cli.replay.token_store import each_of
+from kvcanary_cli.replay.token_store import close_gaps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -139,7 +139,7 @@ class PrefixIndex:
         live = int(lengths.sum())
         # Twice what is needed: closing the gaps costs no more than filling what is left.
         places = np.zeros((max(len(self.places), 2 * (live + more)), 2), dtype=np.int32)
-        places[:live] = self.places[each_of(self.cells[visible, Entry.AT], lengths)]
+        close_gaps(self.places, self.cells[visible, Entry.AT], lengths, places)
         self.cells[visible, Entry.AT] = np.cumsum(lengths) - lengths
         self.places = places
         self.numbers[[PrefixNumber.USED, PrefixNumber.ROOM]] = live, len(places)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -69,7 +69,7 @@ class TokenStore:
         live = int(lengths.sum())
         # Twice what is needed: closing the gaps costs no more than filling what is left.
         values = np.empty(max(len(self.values), 2 * (live + more)), dtype=np.int64)
-        values[:live] = self.values[each_of(cells[held, Request.STORE_AT], lengths)]
+        close_gaps(self.values, cells[held, Request.STORE_AT], lengths, values)
         cells[held, Request.STORE_AT] = np.cumsum(lengths) - lengths
         self.values = values
         self._numbers[HistoryNumber.STORE_USED] = live
@@ -80,8 +80,12 @@ class TokenStore:
         return int(cells[Request.STORE_AT]), int(cells[Request.STORE_LEN])
 
 
-def each_of(starts: Ints, lengths: Ints) -> Ints:
-    """The numbers of the runs [start, start + length), one run after another."""
-    shifts = starts - (np.cumsum(lengths) - lengths)
-    runs: Ints = np.repeat(shifts, lengths) + np.arange(int(lengths.sum()))
-    return runs
+def close_gaps(values: NDArray[Any], starts: Ints, lengths: Ints, out: NDArray[Any]) -> None:
+    """Copy the runs [start, start + length) of ``values`` into ``out``, one behind another.
+
+    Run by run, since they are long: numbers of all their elements would cost more than the copies.
+    """
+    at = 0
+    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+        out[at : at + length] = values[start : start + length]
+        at += length

@@ -52,9 +52,12 @@ class Problems:
         event: Which event of the segment, None = nothing is wrong.
         what: What is wrong with it.
         out_of_range: The number that is out of its range; None where that is not what is wrong.
+        counts_up: Whether the events' numbers go up by one; whatever else may be wrong with them
+            depends on what came before.
     """
 
     def __init__(self) -> None:
+        self.counts_up = False
         self.event: int | None = None
         self.what = ""
         self.out_of_range: OutOfRange | None = None

@@ -34,6 +34,7 @@ _HINT = "the trace contradicts itself or its header; see docs/trace-format.md, s
 def check_columns(segment: Segment, bounds: Bounds) -> Problems:
     """What is wrong with a segment by itself, whatever came before it."""
     problems = Problems()
+    problems.counts_up = _counts_up(segment.index)
     for name in segment.tables:
         if name in KINDS:
             view = KindView(segment, name, problems)
@@ -88,18 +89,20 @@ class StreamValidator:
         segment = located.segment
         if not len(segment):
             return
+        if within is None:
+            within = check_columns(segment, self.bounds)
         problems = Problems()
-        self._check_index(segment, problems)
-        problems.merge(check_columns(segment, self.bounds) if within is None else within)
+        self._check_index(segment, problems, counts_up=within.counts_up)
+        problems.merge(within)
         if "forward" in segment.tables:
             self._check_steps(KindView(segment, "forward", problems))
         if problems.event is not None:
             raise TraceError(located.where(problems.event), problems.what, hint=_HINT)
         self._count(located)
 
-    def _check_index(self, segment: Segment, problems: Problems) -> None:
+    def _check_index(self, segment: Segment, problems: Problems, *, counts_up: bool) -> None:
         index = segment.index
-        if self._follows(index):
+        if counts_up and (self._last_i is None or int(index[0]) == self._last_i + 1):
             self._last_i = int(index[-1])
             return
         if self._last_i is not None:
@@ -119,15 +122,6 @@ class StreamValidator:
             for at in np.flatnonzero(after - before != 1).tolist():
                 self._notes.add_gap(int(before[at]), int(after[at]))
         self._last_i = int(index[-1])
-
-    def _follows(self, index: NDArray[np.int64]) -> bool:
-        """Whether the numbers go up by one from the last segment on, as nearly all do."""
-        first, last = int(index[0]), int(index[-1])
-        if (self._last_i is not None and first != self._last_i + 1) or last - first != len(
-            index
-        ) - 1:
-            return False
-        return bool((index[1:] > index[:-1]).all())
 
     def _check_steps(self, view: KindView) -> None:
         steps = view.table.columns["step"].values
@@ -232,3 +226,10 @@ def _add(counts: dict[str, int], key: str, count: int) -> None:
     if key not in counts and len(counts) >= _MAX_NAMES:
         key = "(others)"
     counts[key] = counts.get(key, 0) + count
+
+
+def _counts_up(index: NDArray[np.int64]) -> bool:
+    """Whether the numbers of a segment's events go up by one, as nearly all do."""
+    if not len(index) or int(index[-1]) - int(index[0]) != len(index) - 1:
+        return False
+    return bool((index[1:] > index[:-1]).all())
