@@ -121,7 +121,7 @@ class EventColumns:
         self.kinds, self._kept = prepared.kinds, [*prepared.kept]
         self.block[:] = prepared.block
         if "free" in segment.tables:
-            self._put(Columns.FREE_REASON, self._reasons(segment.tables["free"], segment))
+            self._put(Columns.FREE_REASON, self._reasons(prepared, segment))
         self._prefixes.forget_names()
         for cell, wanted, number_of in (
             (Columns.REQ_OF, prepared.reqs, self._requests.code),
@@ -136,17 +136,13 @@ class EventColumns:
         self._kept.append(array)
         self.block[cell] = array.ctypes.data
 
-    def _reasons(self, table: Table, segment: Segment) -> NDArray[np.int32]:
+    def _reasons(self, prepared: PreparedColumns, segment: Segment) -> NDArray[np.int32]:
         """[frees] code of each one's reason."""
-        codes = np.zeros(table.rows, dtype=np.int32)
-        column = table.columns.get("reason")
-        if column is None or self._ledger is None:
-            return codes
-        given = _has(column, table.rows) & (column.values >= 0)
-        strings, first = np.unique(column.values[given], return_index=True)
-        for code in strings[np.argsort(first)].tolist():
-            codes[given & (column.values == code)] = self._ledger.reason(segment.strings[code])
-        return codes
+        codes = np.zeros(len(segment.strings) + 1, dtype=np.int32)
+        if self._ledger is not None:
+            for code in prepared.reasons:
+                codes[code] = self._ledger.reason(segment.strings[code])
+        return codes[prepared.reason_of]
 
 
 class PreparedColumns:
@@ -160,6 +156,8 @@ class PreparedColumns:
         kinds: [events] ``Kind`` of each event.
         kept: The arrays that the block points to.
         reqs, entries: Strings that the kernel must know as requests, and as entries.
+        reason_of: [frees] string that tells each one's reason, -1 = none.
+        reasons: These strings, in the order in which they come.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -188,6 +186,8 @@ class PreparedColumns:
         self._put(Columns.ROWS, segment.row, np.int32)
         self.reqs: list[int] = np.flatnonzero(self._is_req[:-1]).tolist()
         self.entries: list[int] = np.flatnonzero(self._is_entry[:-1]).tolist()
+        self.reason_of = _reasons(segment)
+        self.reasons = _in_order(self.reason_of, len(segment.strings))
 
     def _put(self, cell: Columns, values: NDArray[np.generic], dtype: type[np.generic]) -> None:
         array = np.ascontiguousarray(values, dtype=dtype)
@@ -267,6 +267,26 @@ class PreparedColumns:
 
 def _has(column: Column, rows: int) -> NDArray[np.bool_]:
     return np.ones(rows, dtype=np.bool_) if column.present is None else column.present.astype(bool)
+
+
+def _reasons(segment: Segment) -> NDArray[np.int32]:
+    """[frees] string that tells each one's reason, -1 = none."""
+    table = segment.tables.get("free")
+    if table is None:
+        return np.empty(0, dtype=np.int32)
+    column = table.columns.get("reason")
+    if column is None:
+        return np.full(table.rows, -1, dtype=np.int32)
+    return np.where(_has(column, table.rows), column.values, -1).astype(np.int32)
+
+
+def _in_order(codes: NDArray[np.int32], num_strings: int) -> list[int]:
+    """The strings among ``codes``, in the order in which they first come."""
+    is_there = np.zeros(num_strings + 1, dtype=np.bool_)
+    is_there[codes] = True
+    return sorted(
+        np.flatnonzero(is_there[:-1]).tolist(), key=lambda code: int((codes == code).argmax())
+    )
 
 
 def _is_usual(name: str, table: Table, segment: Segment) -> NDArray[np.bool_]:
