@@ -64,7 +64,17 @@ def _bytes(text: str | None, option: str) -> int:
         )
     number, unit, binary = match.groups()
     factor: int = (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " ")
-    return int(number) * factor
+    return _some(int(number), option, text) * factor
+
+
+def _some(number: int, option: str, text: str) -> int:
+    """``number``, which may not be 0: that would mean that there is no limit."""
+    if not number:
+        raise UsageError(
+            f"{option} must be more than nothing, found '{text}'",
+            hint=f"leave {option} out to set no limit",
+        )
+    return number
 
 
 def _ring(text: str | None) -> tuple[int, int]:
@@ -74,7 +84,7 @@ def _ring(text: str | None) -> tuple[int, int]:
     stripped = text.strip()
     match = _TIME.fullmatch(stripped)
     if match is not None:
-        return 0, int(match[1]) * _SECONDS[match[2]]
+        return 0, _some(int(match[1]), "--ring", stripped) * _SECONDS[match[2]]
     if re.fullmatch(r"\d+\s*m", stripped):
         raise UsageError(
             f"--ring {stripped}: minutes or megabytes?",
@@ -133,7 +143,7 @@ def record(
     ] = 0,
 ) -> None:
     """Run the server behind -- unchanged, and record what it does to its KV cache."""
-    from kvcanary_cli.record.launch import run
+    from kvcanary_cli.record.launch import check_place, run
     from kvcanary_cli.record.options import RecordOptions
 
     command: list[str] = ctx.meta.get(AFTER_DASHES, [])
@@ -156,8 +166,12 @@ def record(
         triggers=tuple(name.value for name in trigger or ()),
         start_after=start_after,
     )
+    check_place(options)
     status = run(command, options)
     if not os.path.isdir(output):
-        Output().warn(f"{output}: nothing was recorded: no engine that kvcanary knows ran there")
+        Output().warn(
+            f"{output}: nothing was recorded: no engine that kvcanary knows ran there, or it said "
+            "above why it could not be recorded"
+        )
     if status:
         raise typer.Exit(status)

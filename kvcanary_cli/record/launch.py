@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -10,7 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvcanary_cli.errors import UsageError
+from kvcanary_cli.errors import InputError, UsageError
 from kvcanary_cli.record.options import to_env
 from kvcanary_cli.record.triggers import SIGNAL, TriggerFile
 
@@ -31,6 +32,36 @@ def environment(options: RecordOptions, env: Mapping[str, str]) -> dict[str, str
     """``env`` with what makes every Python process below load the recorder."""
     paths = [str(HOOK_FOLDER), *env.get("PYTHONPATH", "").split(os.pathsep)]
     return {**env, **to_env(options), "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
+
+
+def check_place(options: RecordOptions) -> None:
+    """See before the server starts, which may take minutes, whether its recording has a place.
+
+    Raises:
+        InputError: The folder cannot be made, or what lies where its key belongs is no key.
+    """
+    from kvcanary_cli.record.tokens import existing_key, key_path
+
+    made: list[Path] = []
+    folder = Path(options.path).absolute()
+    try:
+        for part in (*reversed(folder.parents), folder):
+            if not part.exists():
+                part.mkdir()
+                made.append(part)
+        key = key_path(options.path)
+        if options.tokens == "salted" and key.exists():
+            existing_key(key)
+    except OSError as error:
+        raise InputError(
+            f"{options.path}: a recording cannot be put there: {error.strerror}",
+            hint="give -o a name in a folder that can be written to",
+        ) from error
+    finally:
+        # Of a command without an engine nothing is left behind.
+        for part in reversed(made):
+            with contextlib.suppress(OSError):
+                part.rmdir()
 
 
 def _pull(path: str) -> None:

@@ -71,6 +71,11 @@ class RecordOptions:
         ):
             if type(number) is not int or number < least:
                 raise UsageError(f"--{name} must be a whole number from {least} on, found {number}")
+        if self.kv_hash_every > 1 and self.kv_hash == "none":
+            raise UsageError(
+                "--kv-hash-every says which reads are fingerprinted, and nothing is fingerprinted",
+                hint="give --kv-hash partial or --kv-hash all as well, or leave it out",
+            )
         unknown = [name for name in self.triggers if name not in TRIGGERS]
         if unknown:
             raise UsageError(

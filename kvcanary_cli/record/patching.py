@@ -6,6 +6,7 @@ hook's own fault never reaches the engine; what the engine raises passes through
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
@@ -89,7 +90,10 @@ class Patcher:
         *path, name = hook.name.split(".")
         owner: Any = module
         for part in path:
-            owner = getattr(owner, part)
+            # Python would blame a circular import: the module is not finished yet.
+            if part not in vars(owner):
+                raise AttributeError(f"{hook.module}.{hook.name} does not exist")
+            owner = vars(owner)[part]
         # An inherited method is wrapped where it is defined, or it would be wrapped twice.
         if name not in vars(owner):
             raise AttributeError(f"{hook.module}.{hook.name} does not exist")
@@ -114,7 +118,7 @@ class Patcher:
                 try:
                     token = before(*args, **kwargs)
                 except Exception as error:
-                    on_fault(error)
+                    _tell(on_fault, error)
             try:
                 result = original(*args, **kwargs)
                 raised = False
@@ -123,11 +127,17 @@ class Patcher:
                     try:
                         after(token, result, raised, *args, **kwargs)
                     except Exception as error:
-                        on_fault(error)
+                        _tell(on_fault, error)
             return result
 
         setattr(wrapper, _WRAPPED, original)
         return wrapper
+
+
+def _tell(on_fault: Callable[[Exception], None], error: Exception) -> None:
+    """Tell of a hook's fault; one in the telling does not reach the engine either."""
+    with contextlib.suppress(Exception):
+        on_fault(error)
 
 
 def _key(hook: Hook) -> str:

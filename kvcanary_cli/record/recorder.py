@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kvcanary_cli.errors import KvCanaryError
 from kvcanary_cli.record.patching import Patcher
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ class Recorder:
         self._ended = True
         if self.follower is not None:
             self.follower.session.fail(error)
+        elif isinstance(error, KvCanaryError | OSError):
+            # A place that cannot be written to, a file that is no key: nothing to be traced back.
+            log.error("kvcanary: not recording, the server runs on: %s", error)
         else:
             log.error("kvcanary: not recording, the server runs on", exc_info=error)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import time
 from collections import deque
@@ -30,6 +31,7 @@ _EVENT_BYTES = 400
 _SAY_DROPPED_EVERY_S = 60.0
 _WRITE_S = 0.2
 _CLOSE_S = 30.0
+_ENDED = "recording_ended"
 _SLOW = "the disk or the copies do not keep up"
 #: A canary that reports in every step says the same thing: its first report keeps the ring.
 _TRIGGER_REST_S = 10.0
@@ -240,6 +242,9 @@ class Session:
     def _arrive(self, events: list[Event], *, is_step: bool, complete: bool) -> None:
         """Number a step's events and pass them to the disk, or drop them."""
         if self._skip_steps:
+            # What --start-after leaves out stays out; why nothing follows is told.
+            events = [event for event in events if event["kind"] == _ENDED]
+        if self._skip_steps and not events:
             self._skip_steps -= is_step
             self._triggers.clear()
             if not self._skip_steps:
@@ -342,29 +347,37 @@ class Session:
         if not self.active:
             return
         self.active = False
-        log.error("kvcanary: recording ends, the server runs on", exc_info=error)
-        ended = {
-            "kind": "recording_ended",
-            "reason": f"{type(error).__name__}: {error}"[:MAX_REASON],
-        }
-        if self._drainer is not None and self._drainer.is_current:
-            # What is still queued would follow what the fault left out.
-            self._ended = True
-            self._arrive([ended], is_step=False, complete=True)
-            self._sink.close(timeout_s=0)
-            return
-        items, self._items = [*self._items, ended], []
-        if self._drainer is not None:
-            self._queue(items, force=True)
+        with contextlib.suppress(Exception):
+            log.error("kvcanary: recording ends, the server runs on", exc_info=error)
+        ended = {"kind": _ENDED, "reason": _reason(error)}
+        before, self._items = self._items, []
+        if self._drainer is not None and not self._drainer.is_current:
+            self._queue([*before, ended], force=True)
             self._drainer.close(timeout_s=0)
-        else:
-            self._arrive(self._made(items)[0], is_step=False, complete=True)
+            return
+        # What is still queued would follow what the fault left out.
+        self._ended = True
+        begun = self._i
+        try:
+            before = before if self._drainer is None else []
+            self._arrive([*self._made(before)[0], ended], is_step=False, complete=True)
+        except Exception:
+            if self._i == begun:
+                # What was emitted before, or the state told again, is at fault itself.
+                self._ahead = []
+                with contextlib.suppress(Exception):
+                    self._arrive([ended], is_step=False, complete=True)
+        finally:
             self._sink.close(timeout_s=0)
 
     def close(self) -> None:
         """Write what there is and finish the trace."""
         atexit.unregister(self.close)
         if self.active:
+            if self._skip_steps:
+                passed = self.options.start_after - self._skip_steps
+                after = f"--start-after {self.options.start_after}"
+                self.emit({"kind": _ENDED, "reason": f"{after}: only {passed} forwards ran"})
             self.commit()
             self.active = False
         if self._drainer is not None:
@@ -378,6 +391,14 @@ class Session:
                 self.dropped_events,
                 _SLOW,
             )
+
+
+def _reason(error: BaseException) -> str:
+    """What ``recording_ended`` says of a fault."""
+    try:
+        return f"{type(error).__name__}: {error}"[:MAX_REASON]
+    except Exception:
+        return type(error).__name__
 
 
 def _cost(event: Event) -> int:

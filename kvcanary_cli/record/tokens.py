@@ -20,6 +20,8 @@ KEY_BYTES = 32
 #: How long a rank waits for the one that makes the key: it writes right after it has the name.
 KEY_WAIT_S = 2.0
 _KEY_POLL_S = 0.01
+#: Permissions of everybody but the owner.
+_OTHERS = 0o077
 _MASK = (1 << 63) - 1
 
 
@@ -39,7 +41,7 @@ def load_key(path: Path) -> bytes:
         # Of several ranks that start at once, one gets the name; the others read what it writes.
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        return _existing_key(path)
+        return existing_key(path)
     key = secrets.token_bytes(KEY_BYTES)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -50,11 +52,19 @@ def load_key(path: Path) -> bytes:
     return key
 
 
-def _existing_key(path: Path) -> bytes:
+def existing_key(path: Path) -> bytes:
+    """Read the key at ``path``, which others cannot read from then on; waits for who makes it.
+
+    Raises:
+        InputError: There is something else at that place.
+        OSError: The file system refuses.
+    """
     deadline = time.monotonic() + KEY_WAIT_S
     while True:
         key = path.read_bytes()
         if len(key) == KEY_BYTES:
+            if path.stat().st_mode & _OTHERS:
+                path.chmod(0o600)
             return key
         if len(key) > KEY_BYTES or time.monotonic() > deadline:
             raise InputError(

@@ -260,6 +260,38 @@ def test_wrong_usage_is_said(
     assert words in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("file/run.kvtrace", "Not a directory"),
+        ("keyless.kvtrace", "expected the 32 bytes of a recording's key, found 3"),
+    ],
+)
+def test_a_place_that_cannot_be_recorded_into_is_said_before_the_server_starts(
+    place: str, words: str, tmp_path: Path, engine_env: dict[str, str]
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "keyless.kvtrace.key").write_bytes(b"abc")
+    before = sorted(tmp_path.iterdir())
+    command = _record(tmp_path, sys.executable, "-c", "print('started')")
+    command[command.index("-o") + 1] = str(tmp_path / place)
+    done = _run(engine_env, command)
+    assert done.returncode == 4
+    assert words in done.stderr
+    assert not done.stdout
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_command_without_an_engine_leaves_nothing_behind(
+    tmp_path: Path, engine_env: dict[str, str]
+) -> None:
+    command = _record(tmp_path / "new" / "folders", sys.executable, "-c", "print('started')")
+    done = _run(engine_env, command)
+    assert done.returncode == 0
+    assert "nothing was recorded" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_unknown_version_says_what_is_missing_and_runs_on(
     tmp_path: Path, engine_env: dict[str, str]
 ) -> None:
@@ -269,7 +301,10 @@ def test_an_unknown_version_says_what_is_missing_and_runs_on(
     done = _run(env, _record(tmp_path, sys.executable, str(SERVER), "14"))
     assert done.returncode == 0, done.stderr
     assert "SGLang 0.9.0 is not a version that was tried" in done.stderr
-    assert "no hook at sglang.srt.mem_cache.unified_radix_cache:" in done.stderr
+    where = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache.checkpoint_into_tree"
+    assert f"no hook at {where}: {where.replace(':', '.')} does not exist" in done.stderr
+    # Its whole class is missing there.
+    assert "MLATokenToKVPool.move_kv_cache does not exist" in done.stderr
     assert "'alloc' is not recorded" in done.stderr
     (trace,) = parts(tmp_path)
     header = open_trace(trace).header

@@ -20,23 +20,28 @@ from kvcanary_cli.record.options import (
     to_env,
 )
 
+_HASHES = st.just(("none", 1)) | st.tuples(st.sampled_from(KV_HASH[1:]), st.integers(1, 9))
+
 
 @given(
-    st.builds(
-        RecordOptions,
-        path=st.just("/x/run.kvtrace"),
-        tokens=st.sampled_from(TOKENS),
-        kv_hash=st.sampled_from(KV_HASH),
-        kv_hash_every=st.integers(1, 9),
-        max_bytes=st.integers(0, 1 << 40),
-        ring_bytes=st.integers(1, 1 << 40),
-        ring_seconds=st.integers(0, 1 << 20),
-        triggers=st.lists(st.sampled_from(TRIGGERS), unique=True).map(tuple),
-        start_after=st.integers(0, 99),
-        queue_bytes=st.integers(1, 1 << 30),
-    )
+    _HASHES,
+    st.fixed_dictionaries(
+        {
+            "tokens": st.sampled_from(TOKENS),
+            "max_bytes": st.integers(0, 1 << 40),
+            "ring_bytes": st.integers(1, 1 << 40),
+            "ring_seconds": st.integers(0, 1 << 20),
+            "triggers": st.lists(st.sampled_from(TRIGGERS), unique=True).map(tuple),
+            "start_after": st.integers(0, 99),
+            "queue_bytes": st.integers(1, 1 << 30),
+        }
+    ),
 )
-def test_options_come_through_the_environment(options: RecordOptions) -> None:
+def test_options_come_through_the_environment(
+    hashes: tuple[str, int], others: dict[str, Any]
+) -> None:
+    kv_hash, every = hashes
+    options = RecordOptions(path="/x/run.kvtrace", kv_hash=kv_hash, kv_hash_every=every, **others)
     assert from_env(to_env(options)) == options
 
 
@@ -61,6 +66,7 @@ def test_the_path_alone_is_enough() -> None:
         {"tokens": "plain"},
         {"kv_hash": "some"},
         {"kv_hash_every": 0},
+        {"kv_hash_every": 2},
         {"ring_bytes": -1},
         {"ring_seconds": 0.5},
         {"ring_bytes": 1, "triggers": ("luck",)},
@@ -91,15 +97,18 @@ def test_a_ring_is_a_size_or_a_time(text: str | None, ring: tuple[int, int]) -> 
     assert _ring(text) == ring
 
 
-@pytest.mark.parametrize("text", ["10m", "5 m", "-1s", "1.5h", "many", "", "10minutes"])
+@pytest.mark.parametrize(
+    "text", ["10m", "5 m", "-1s", "1.5h", "many", "", "10minutes", "0", "0s", "00 MiB"]
+)
 def test_other_rings_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--ring"):
         _ring(text)
 
 
-def test_a_size_is_no_time() -> None:
+@pytest.mark.parametrize("text", ["10min", "0", "0GB"])
+def test_a_size_is_no_time_and_not_nothing(text: str) -> None:
     with pytest.raises(UsageError, match="--max-bytes"):
-        _bytes("10min", "--max-bytes")
+        _bytes(text, "--max-bytes")
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"unknown": 1}', '{"triggers": 1}'])

@@ -61,7 +61,9 @@ def test_the_key_lies_beside_the_recording_for_its_owner_only(tmp_path: Path) ->
     assert path.parent == tmp_path
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert len(first) == KEY_BYTES
+    path.chmod(0o644)
     assert load_key(path) == first
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [p.name for p in tmp_path.iterdir()] == ["run.kvtrace.key"]
 
 
