@@ -84,7 +84,8 @@ class Coverage:
         entries_skipped: Prefix entries that could not be checked; ``skip_reasons`` says why.
         skip_reasons: Reason to count.
         entries_written: Canary rows written, once per lane.
-        chain_unlinked: Entries whose link to the predecessor could not be checked (tree drafts).
+        chain_unlinked: Entries whose link to the predecessor could not be checked: nodes of draft
+            trees, and what was written behind content from before the recording.
         kv_hashes: Fingerprints that the trace brought.
         sweeps: Sweeps that ran.
         sweep_entries: Entries that they checked.

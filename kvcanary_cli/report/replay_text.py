@@ -129,6 +129,9 @@ def summary_line(report: Report) -> Text:
     ended = [r.coverage.ended_at_event for r in results if r.coverage.ended_at_event is not None]
     if ended:
         facts.append(f"recording ended early at event {ended[0]}")
+    lost = sum(result.coverage.lost_events for result in results)
+    if lost:
+        facts.append(f"{count(lost, 'event')} lost in recording")
     if results and results[0].filters:
         others = sum(result.filtered_out for result in results)
         facts.append(
@@ -305,7 +308,8 @@ def _coverage(result: ReplayResult, *, verbose: bool) -> Text:
         parts.append(f"{coverage.entries_skipped:,} skipped ({reasons})")
     if coverage.chain_unlinked:
         parts.append(
-            f"{coverage.chain_unlinked:,} entries of draft trees checked without their link"
+            f"{count(coverage.chain_unlinked, 'entry', 'entries')} checked without the link to the "
+            "slot before"
         )
     if coverage.kv_hashes:
         parts.append(f"{coverage.kv_hashes:,} KV fingerprints")

@@ -232,3 +232,30 @@ def test_waiting_for_the_kernel_of_large_traces_is_said(
     ran = run("replay", trace, *quiet)
     assert ran.code == 1
     assert ran.err.count("compiling kernels for large traces") == (0 if quiet else 1)
+
+
+def test_lost_events_are_in_the_last_line(run: Run, tmp_path: Path) -> None:
+    lines = (SCENARIOS / "S16_wrong_token_fed.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    for i, event in enumerate(events[1:]):
+        event["i"] = i + 3 * (i > 2)
+    trace = tmp_path / "gap.jsonl"
+    trace.write_text("".join(json.dumps(event) + "\n" for event in events))
+    last = run("replay", str(trace)).out.splitlines()[-1]
+    assert last.endswith(" checked, 3 events lost in recording")
+
+
+def test_absent_tokens_hide_what_only_they_show_whatever_the_header_says(
+    run: Run, tmp_path: Path
+) -> None:
+    lines = (SCENARIOS / "S16_wrong_token_fed.jsonl").read_text().splitlines()
+    head, *events = [json.loads(line) for line in lines]
+    assert "history" in head["records"]
+    head["tokens"] = "absent"
+    kept = [event for event in events if event["kind"] != "history"]
+    for event in kept:
+        event.pop("input_ids", None)
+    trace = tmp_path / "absent.jsonl"
+    trace.write_text("".join(json.dumps(event) + "\n" for event in [head, *kept]))
+    (blind,) = [line for line in run("replay", str(trace)).out.splitlines() if "BLIND" in line]
+    assert "wrong_token_fed" in blind

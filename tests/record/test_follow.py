@@ -138,7 +138,10 @@ def test_absent_tokens_leave_no_token(
     assert open_trace(trace).header.tokens == "absent"
     assert not _only(found, "history")
     assert all("input_ids" not in e for e in _only(found, "forward"))
-    assert not replay(trace).findings
+    assert "history" not in open_trace(trace).header.records
+    diagnosis = replay(trace)
+    assert not diagnosis.findings
+    assert "wrong_token_fed" in diagnosis.replay.coverage.blind_to
 
 
 @pytest.mark.parametrize("kv_hash", ["partial", "all"])

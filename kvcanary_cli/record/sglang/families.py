@@ -52,6 +52,9 @@ def families(
         *(["spec"] if arguments.get("speculative_algorithm") else []),
         *(["fork"] if _has_any(patcher, "fork") else []),
     ]
+    if not has_tokens:
+        # There is nothing that a history could say.
+        found.remove("history")
     lost = _unplaced(version, patcher)
     if not pools.knows_allocator:
         lost["alloc"] = lost["prefix"] = f"allocator {type(pools.allocator).__name__}"
