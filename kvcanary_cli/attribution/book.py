@@ -212,7 +212,7 @@ class FindingBook:
         *,
         read: bool = True,
         lane: tuple[str, str] = ("target", "FULL"),
-    ) -> None:
+    ) -> Finding:
         """Enter a finding that no canary violation shows.
 
         Args:
@@ -222,6 +222,9 @@ class FindingBook:
             slots, positions: What is damaged; positions may be empty.
             read: Whether ``victim`` read, or was fed, the damage.
             lane: Worker and pool of the slots.
+
+        Returns:
+            The new finding, or the one that has the same cause.
         """
         finding = self.by_cause.get(self.cause_key(cause, *lane))
         if finding is None:
@@ -232,10 +235,11 @@ class FindingBook:
         if read and victim is not None:
             finding.blast_radius[victim] = None
         if finding.cls in ONE_STEP and step != finding.first_bad_step:
-            return
+            return finding
         finding.slots.update(slots.tolist())
         if finding.positions is not None and victim == finding.victim:
             finding.positions.update(positions.tolist())
+        return finding
 
     def enter(
         self,

@@ -21,19 +21,33 @@ def fold_consequences(findings: list[Finding]) -> None:
     own, or if it is what the other one's overrun read on its way. What the lanes of another worker
     show of the same event is the same finding, too.
     """
-    for finding in list(findings):
-        writer = next((other for other in findings if _read_on_the_way(finding, other)), None)
-        if writer is not None:
-            findings.remove(finding)
+    writers: dict[int | None, list[Finding]] = {}
+    for finding in findings:
+        if finding.cls == "late_write" and finding.corrupting_event is not None:
+            writers.setdefault(finding.corrupting_event, []).append(finding)
+    own: list[Finding] = []
+    for finding in findings:
+        seen = None if finding.facts is None else finding.facts.event
+        late = (other for other in writers.get(seen, ()) if _read_on_the_way(finding, other))
+        writer = next(late, None)
+        if writer is None:
+            own.append(finding)
+        else:
             _fold_read(finding, writer)
+    # By cause event, the numbers of those in ``kept``: a trace may have one fault many times.
     kept: list[Finding] = []
-    for finding in sorted(findings, key=_when):
-        cause = next((other for other in kept if _same_cause(finding, other)), None)
+    numbers: dict[int | None, list[int]] = {}
+    for finding in sorted(own, key=_when):
+        events = {finding.cause_event, *finding.follows} - {None}
+        earlier = sorted(n for event in events for n in numbers.get(event, ()))
+        cause = next((kept[n] for n in earlier if _same_cause(finding, kept[n])), None)
         if cause is None:
+            numbers.setdefault(finding.cause_event, []).append(len(kept))
             kept.append(finding)
         else:
             _fold(finding, cause)
-    findings[:] = [finding for finding in findings if any(finding is one for one in kept)]
+    ids = set(map(id, kept))
+    findings[:] = [finding for finding in own if id(finding) in ids]
 
 
 def _when(finding: Finding) -> tuple[bool, int, int]:
@@ -50,8 +64,6 @@ def _explains_later(finding: Finding) -> bool:
 
 
 def _same_cause(finding: Finding, first: Finding) -> bool:
-    if first.cause_event is None:
-        return False
     if finding.worker != first.worker and finding.cause_event == first.cause_event:
         both = _explains_later(finding) and _explains_later(first)
         return both or (finding.cls, finding.subtype) == (first.cls, first.subtype)

@@ -29,6 +29,11 @@ class ReadRoots:
 
     def __init__(self, follower: Follower, cells: LateCells) -> None:
         self._follower, self._cells = follower, cells
+        # By reader, the reads of slots that were not its own, in order.
+        self._reads: dict[str | None, list[OwnershipFinding]] = {}
+        for found in follower.rules.findings:
+            if found.what in what.READS:
+                self._reads.setdefault(found.actor, []).append(found)
 
     @property
     def launches(self) -> Mapping[tuple[int, int], int]:
@@ -74,3 +79,10 @@ class ReadRoots:
         """What led a read to ``slot``."""
         code = self._follower.names.code_at(found.actor or "", found.event)
         return self._cells.cell(found.event, code, slot)
+
+    def read_later(self, found: OwnershipFinding) -> OwnershipFinding | None:
+        """The first read by the owner of what was taken from it, when it was another's already."""
+        for later in self._reads.get(found.owner, ()):
+            if later.event > found.event and not set(later.slots).isdisjoint(found.slots):
+                return later
+        return None

@@ -10,6 +10,7 @@ import numpy as np
 
 from kvcanary_cli.attribution.context import transfer_key
 from kvcanary_cli.attribution.damage import Cause
+from kvcanary_cli.attribution.finding_index import FindingIndex
 from kvcanary_cli.attribution.ledger import FREE, NOBODY, TREE
 from kvcanary_cli.attribution.result import CERTAIN, POSSIBLE, PROBABLE, Culprit, RuledOut
 
@@ -233,22 +234,18 @@ class TransferRaces:
 
     def explain(self, book: FindingBook) -> None:
         """Report what no damaged read showed; call it behind everything that explains one."""
+        findings = FindingIndex(book.findings)
         for race in self._races.values():
-            key = book.cause_key(race.cause, "target", "FULL")
-            shown = book.by_cause.get(key)
-            if shown is None:
+            shown = book.by_cause.get(book.cause_key(race.cause, "target", "FULL"))
+            same = findings.caused_by(race.cause.cause_event)
+            if shown is None and all(one.slots.isdisjoint(race.slots) for one in same):
                 slots = np.array(sorted(race.slots), dtype=np.int64)
                 none = np.empty(0, dtype=np.int64)
-                if not any(_is_same(f.cause_event, f.slots, race) for f in book.findings):
-                    race.cause.evidence.append("no damaged content was read in this trace")
-                    book.add(race.cause, race.victim, None, slots, none, read=False)
-                    shown = book.by_cause.get(key)
+                race.cause.evidence.append("no damaged content was read in this trace")
+                shown = book.add(race.cause, race.victim, None, slots, none, read=False)
+                findings.add(shown)
             if shown is not None and race.matches:
                 at = ", ".join(str(event) for event in race.matches[:8])
                 shown.evidence.append(
                     f"key {race.key} was matched {len(race.matches)} times since (events {at})"
                 )
-
-
-def _is_same(cause_event: int | None, slots: set[int], race: _Race) -> bool:
-    return cause_event == race.cause.cause_event and not slots.isdisjoint(race.slots)

@@ -10,12 +10,13 @@ import numpy as np
 
 from kvcanary_cli.attribution import result as what
 from kvcanary_cli.attribution.damage import Cause
+from kvcanary_cli.attribution.finding_index import FindingIndex
 from kvcanary_cli.attribution.read_roots import LATE_CELL
 from kvcanary_cli.attribution.result import CERTAIN, POSSIBLE, PROBABLE, Culprit, RuledOut
 from kvcanary_cli.attribution.runner_up import runner_up
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
 
     from numpy.typing import NDArray
 
@@ -82,9 +83,10 @@ def explain_unread(
         roots: What reads go back to.
         copies: How copies went wrong.
     """
-    shown = list(book.findings)
+    shown, unread = FindingIndex(book.findings), FindingIndex()
+    frees = {found.event for found in rules.findings if found.what in _FREES}
     broken = [
-        (found, root, _late(found, root, rules, roots.launches))
+        (found, root, _late(found, root, rules, roots.launches, frees))
         for found, each_root in zip(rules.findings, rules.roots, strict=True)
         for each in each_root
         if found.what in _CAUSES
@@ -92,11 +94,13 @@ def explain_unread(
     ]
     # What a late forward reads on its way belongs to what it writes.
     for found, root, late in sorted(broken, key=lambda one: one[2] is None):
-        slots = [s for s in root.slots if not any(_covers(f, found, root, s) for f in shown)]
+        if any(_same_root(f, found, root) for f in shown.caused_by(root.event, root.follows)):
+            continue
+        slots = [s for s in root.slots if not any(_covers(f, found, root) for f in shown.at(s))]
         if not slots:
             continue
-        unread = book.findings[len(shown) :]
-        first = next((f for f in unread if _same_root(f, found, root)), None)
+        same = unread.caused_by(root.event, root.follows)
+        first = next((f for f in same if _same_root(f, found, root)), None)
         if first is not None:
             _follow(first, found, slots, rules)
             continue
@@ -106,15 +110,16 @@ def explain_unread(
         its_own = root.event == found.event or found.what == what.READ_BEFORE_WRITE
         by_copy = copies.causes(found, slots) if its_own else [(None, slots)]
         for copied, mine in by_copy:
-            cause = late if copied is None else _copied(copied, found, rules)
-            book.add(
-                _cause(found, root, rules, roots) if cause is None else cause,
+            cause = late if copied is None else _copied(copied, found, roots)
+            finding = book.add(
+                _cause(found, root, roots) if cause is None else cause,
                 _victim(found, rules),
                 found.step,
                 np.array(mine, dtype=np.int64),
                 np.empty(0, dtype=np.int64),
                 read=reads,
             )
+            (shown if finding in shown else unread).add(finding)
 
 
 def _late(
@@ -122,14 +127,18 @@ def _late(
     root: Root,
     rules: OwnershipRules,
     launches: Mapping[tuple[int, int], int],
+    frees: Container[int],
 ) -> Cause | None:
-    """The write of a forward that was on its way when its request gave the slots back, or None."""
+    """The write of a forward that was on its way when its request gave the slots back, or None.
+
+    ``frees``: events of frees that broke a rule.
+    """
     freed, step = root.follows, found.step
     if found.what != what.WRITE_BY_NON_OWNER or root.event != found.event or step is None:
         return None
     if freed is None or found.actor is None or root.by != found.actor:
         return None
-    if any(f.event == freed and f.what in _FREES for f in rules.findings):
+    if freed in frees:
         # Who freed what it never had gave nothing back.
         return None
     launched = launches.get((rules.names.code_at(found.actor, found.event), step))
@@ -199,13 +208,9 @@ def _runs(
     return ended is None or ended > found.event
 
 
-def _covers(finding: Finding, found: OwnershipFinding, root: Root, slot: int) -> bool:
-    """Whether a finding explains a broken rule at ``slot``."""
+def _covers(finding: Finding, found: OwnershipFinding, root: Root) -> bool:
+    """Whether a finding explains a broken rule at one of its slots."""
     causes = {finding.cause_event, finding.corrupting_event} - {None}
-    if _same_root(finding, found, root):
-        return True
-    if slot not in finding.slots and slot not in finding.sources:
-        return False
     if {root.event, root.follows, found.event} & causes:
         return True
     if found.what == what.READ_BEFORE_WRITE:
@@ -222,15 +227,6 @@ def _victim(found: OwnershipFinding, rules: OwnershipRules) -> str | None:
     if found.owner == "tree" or not _runs(found.owner, found, rules, before=True):
         return None
     return found.owner
-
-
-def _read_later(found: OwnershipFinding, rules: OwnershipRules) -> OwnershipFinding | None:
-    """The first read by the owner of what was taken from it, when it was another's already."""
-    for later in rules.findings:
-        mine = later.what in what.READS and later.actor == found.owner and later.event > found.event
-        if mine and not set(later.slots).isdisjoint(found.slots):
-            return later
-    return None
 
 
 def _late_cell(found: OwnershipFinding, root: Root, roots: ReadRoots) -> Cause:
@@ -268,9 +264,9 @@ def _rests_on(found: OwnershipFinding) -> dict[str, str]:
     return dict.fromkeys(_EXCUSES.get(found.what, ()), POSSIBLE)
 
 
-def _copied(cause: Cause, found: OwnershipFinding, rules: OwnershipRules) -> Cause:
+def _copied(cause: Cause, found: OwnershipFinding, roots: ReadRoots) -> Cause:
     """A copy wrote what was not its own, and nobody read it there."""
-    return replace(cause, evidence=[*cause.evidence, _not_read(_read_later(found, rules))])
+    return replace(cause, evidence=[*cause.evidence, _not_read(roots.read_later(found))])
 
 
 def _not_read(later: OwnershipFinding | None) -> str:
@@ -279,7 +275,7 @@ def _not_read(later: OwnershipFinding | None) -> str:
     return f"{later.actor} read it at event {later.event}, when another fault had hit it, too"
 
 
-def _cause(found: OwnershipFinding, root: Root, rules: OwnershipRules, roots: ReadRoots) -> Cause:
+def _cause(found: OwnershipFinding, root: Root, roots: ReadRoots) -> Cause:
     cls, subtype = _CAUSES[found.what]
     if found.what == what.WRITE_BY_NON_OWNER and found.step is None:
         cls, subtype = "transfer_race", "copy_write_by_non_owner"
@@ -320,7 +316,7 @@ def _cause(found: OwnershipFinding, root: Root, rules: OwnershipRules, roots: Re
             "since it wrote them or was given them, and did nothing to make them a hit"
         )
     if found.what not in _MET_BY_READING:
-        evidence.append(_not_read(_read_later(found, rules)))
+        evidence.append(_not_read(roots.read_later(found)))
     return Cause(
         cls=cls,
         subtype=subtype or found.what,
