@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 #: Large enough that a thread seldom asks for the interpreter lock: it may wait for it as long as
 #: hashing some MiB takes. No more than this is resident.
-_CHUNK_BYTES = 16 << 20
+_CHUNK_BYTES = 2 << 20
 
 
 def files_sha256(paths: Sequence[Path], head: bytes = b"") -> str:

@@ -114,9 +114,6 @@ def fits(trace: StoredTrace) -> bool:
 class CompiledCutter(Cutter):
     """A cutter whose segments hold the same events; only the order of their strings differs."""
 
-    # What is done once a segment is Python, and by now a fifth of the time.
-    scale = 2
-
     def __init__(self, trace: StoredTrace) -> None:
         super().__init__(trace)
         self._kernels = load_kernels()

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _HINT = "write the trace again with `kvcanary trace convert`"
-#: After so many values, some 16 MiB of the file, its pages are given back.
-_RELEASE_VALUES = 4 << 20
+#: After so many values, some 2 MiB of the file, its pages are given back.
+_RELEASE_VALUES = 1 << 19
 #: Offsets and kinds are checked so many at a time.
 _CHECKED_AT_ONCE = 1 << 20
 
@@ -69,9 +69,8 @@ class StoredTrace:
         """
         cutter = self._cutter(compiled)
         start = read = 0
-        bounds = MAX_SEGMENT_EVENTS * cutter.scale, MAX_SEGMENT_VALUES * cutter.scale
         while start < len(self.kind):
-            segment, values = cutter.cut(*bounds)
+            segment, values = cutter.cut(MAX_SEGMENT_EVENTS, MAX_SEGMENT_VALUES)
             read += values
             if read >= _RELEASE_VALUES:
                 self.release()

@@ -56,12 +56,7 @@ class Cutter:
 
     Args:
         trace: The stored trace.
-
-    Attributes:
-        scale: How many times the usual size a segment should have.
     """
-
-    scale = 1
 
     def __init__(self, trace: StoredTrace) -> None:
         self._trace = trace
