@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvcanary_cli.attribution.damage import Cause, Damage
 from kvcanary_cli.attribution.result import CERTAIN, POSSIBLE, PROBABLE, Culprit
+from kvcanary_cli.attribution.rules.beside_row import BesideRow
 from kvcanary_cli.attribution.rules.content import ContentFacts
 from kvcanary_cli.attribution.rules.index import CELLS_REWRITTEN, IndexFacts
 from kvcanary_cli.attribution.rules.inputs import InputFacts
@@ -37,6 +38,7 @@ class Classifier:
         names: Interned names.
         records: Families that the trace recorded.
         cached_chain: Whether the prefix cache holds the chain that a freed slot held.
+        cell: What a row of the request table names at a position; 0 = nothing that is known.
     """
 
     def __init__(
@@ -46,18 +48,22 @@ class Classifier:
         names: Names,
         records: frozenset[str],
         cached_chain: Callable[[int], bool],
+        cell: Callable[[int, int], int],
     ) -> None:
         self._records, self._context = records, context
-        facts = (state, context, names, cached_chain)
+        facts = (state, context, names, cached_chain, cell)
         self.inputs = InputFacts(*facts)
         self.may_be_read = self.inputs.may_be_read
         ownership, lifetime = OwnershipFacts(*facts), LifetimeFacts(*facts)
         index = IndexFacts(*facts)
         content, copies = ContentFacts(*facts), WrongCopies(*facts)
+        beside = BesideRow(*facts)
+        given_twice, *others = ownership.rules
+        ownership_rules = (given_twice, beside.overwritten, *others)
         self._last = content
         self.misdirected = MisdirectedCopies(*facts).misdirected
-        self._copying = (copies.wrong_pages, *ownership.rules)
-        self._taking = (*ownership.rules, lifetime.use_after_free)
+        self._copying = (copies.wrong_pages, *ownership_rules)
+        self._taking = (*ownership_rules, lifetime.use_after_free)
         self._rules: tuple[Callable[[Damage], Cause | None], ...] = (
             index.unmapped_cell,
             self._moved,
@@ -67,6 +73,8 @@ class Classifier:
             index.bad_translation,
             StoredPages(*facts).overwritten,
             self.misdirected,
+            beside.missed,
+            beside.anothers_row,
             *lifetime.rules,
             index.anothers_slot,
             index.other_row_seen,

@@ -23,6 +23,7 @@ class Facts:
         context: Rows, copies, launches and the rest.
         names: Interned names.
         cached_chain: Whether the prefix cache holds the chain that a freed slot held.
+        cell: What a row of the request table names at a position; 0 = nothing that is known.
     """
 
     def __init__(
@@ -31,9 +32,10 @@ class Facts:
         context: Context,
         names: Names,
         cached_chain: Callable[[int], bool],
+        cell: Callable[[int, int], int],
     ) -> None:
         self.state, self.context, self.names = state, context, names
-        self.cached_chain = cached_chain
+        self.cached_chain, self.cell = cached_chain, cell
 
     def writer(self, damage: Damage, **details: int | str) -> Culprit:
         """The last writer of the damaged slot."""
