@@ -237,6 +237,7 @@ class FindingBook:
         if finding.cls in ONE_STEP and step != finding.first_bad_step:
             return finding
         finding.slots.update(slots.tolist())
+        finding.seam_slots.difference_update(finding.slots)
         if finding.positions is not None and victim == finding.victim:
             finding.positions.update(positions.tolist())
         return finding

@@ -100,6 +100,14 @@ class RowFacts:
                 return event
         return NEVER
 
+    def mapped_at_each(self, positions: Ints) -> Ints:
+        """[n] events that last set the cells of ``positions`` [n]."""
+        cells = np.full(int(positions.max(initial=-1)) + 1, NEVER, dtype=np.int64)
+        for fact in self.maps:
+            cells[fact.start : fact.stop] = fact.event
+        found: Ints = cells[positions]
+        return found
+
     def maps_between(self, event: int) -> int:
         """First event of the run of map events without a gap that ``event`` belongs to."""
         events = sorted(f.event for f in self.maps)

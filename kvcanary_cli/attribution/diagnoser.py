@@ -175,6 +175,8 @@ class Diagnoser:
         self._own_frees.note(forward, reads, self._now.codes)
         if not self._has_kv:
             self._padded.note(forward, reads, self._now.codes)
+        if follower.pool is not None:
+            self._sidecars.read(forward, self._now.codes, follower.pool)
         self._namespaces.check(forward, read_slots, reader_rows, self._now.codes, self.book)
         self._read_again(forward, reads, np.flatnonzero(others)[broken])
         check_positions(

@@ -59,7 +59,7 @@ class LateCells:
             new = np.array([self._is_new(code, slot) for slot in slots.tolist()], dtype=np.bool_)
             if row in forward.row_as_read or not new.any():
                 continue
-            set_at = self._set_at(row, reads.positions[at])
+            set_at = self._follower.context.row(row).mapped_at_each(reads.positions[at])
             late = new & (set_at > state.since[slots]) & (state.since[slots] != NEVER)
             for slot, event in zip(slots[late].tolist(), set_at[late].tolist(), strict=True):
                 self._cells[forward.event, code, slot] = Cell(event, row)
@@ -74,14 +74,6 @@ class LateCells:
             return False
         self._seen.add(key)
         return True
-
-    def _set_at(self, row: int, positions: Ints) -> Ints:
-        """[n] event that set the row's cell of each position, ``NEVER`` = not known."""
-        cells = np.full(int(positions.max(initial=-1)) + 1, NEVER, dtype=np.int64)
-        for fact in self._follower.context.row(row).maps:
-            cells[fact.start : fact.stop] = fact.event
-        found: Ints = cells[positions]
-        return found
 
     def cell(self, event: int, reader: int, slot: int) -> Cell | None:
         """What led ``reader`` to ``slot`` at ``event``, if that was set too late."""

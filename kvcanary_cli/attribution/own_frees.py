@@ -15,6 +15,7 @@ import numpy as np
 from kvcanary_cli.attribution.damage import Cause
 from kvcanary_cli.attribution.ledger import FREE, NEVER, TREE
 from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, Culprit, RuledOut
+from kvcanary_cli.attribution.rules.index import CELLS_REWRITTEN
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,6 +39,7 @@ class _Reads:
 
     Attributes:
         slots: Slot to position.
+        row: Row of the request table that led there.
         step: First step at which it is known to be no overrun, None so far.
         proof: Why.
         certain: Whether the trace proves it.
@@ -46,6 +48,7 @@ class _Reads:
     """
 
     slots: dict[int, int] = field(default_factory=dict)
+    row: int = 0
     step: int | None = None
     proof: str = ""
     certain: bool = False
@@ -63,7 +66,9 @@ class OwnFreeReads:
 
     def __init__(self, follower: Follower, snapshots: Snapshots) -> None:
         self._follower, self._snapshots = follower, snapshots
-        self._reads: dict[tuple[int, int], _Reads] = {}
+        # By request, free, and the event that set the cells to what was free already, ``NEVER`` =
+        # they had been set before it.
+        self._reads: dict[tuple[int, int, int], _Reads] = {}
         self._is_cut = "cut" in follower.header.raw
         # Events before it are a cut's state: told behind frees that they came before.
         self._state_end = NEVER
@@ -91,13 +96,27 @@ class OwnFreeReads:
             at = np.flatnonzero(mine & (reader_rows == row))
             for freed in np.unique(state.free_event[slots[at]]).tolist():
                 some = at[state.free_event[slots[at]] == freed]
-                places = dict(
-                    zip(slots[some].tolist(), reads.positions[some].tolist(), strict=True)
-                )
-                self._read(forward, code, freed, places)
+                set_at = self._set_behind(forward, int(forward.rows[row]), reads.positions[some])
+                set_at = np.where(set_at > freed, set_at, NEVER)
+                for event in np.unique(set_at).tolist():
+                    these = some[set_at == event]
+                    places = dict(
+                        zip(slots[these].tolist(), reads.positions[these].tolist(), strict=True)
+                    )
+                    key = code, freed, event
+                    self._read(forward, key, int(forward.rows[row]), places)
 
-    def _read(self, forward: Forward, code: int, freed: int, places: dict[int, int]) -> None:
-        reads = self._reads.setdefault((code, freed), _Reads())
+    def _set_behind(self, forward: Forward, row: int, positions: Ints) -> Ints:
+        """[n] event that set the row's cell of each position, ``NEVER`` = not known."""
+        if row in forward.row_as_read:
+            return np.full(len(positions), NEVER, dtype=np.int64)
+        return self._follower.context.row(row).mapped_at_each(positions)
+
+    def _read(
+        self, forward: Forward, key: tuple[int, int, int], row: int, places: dict[int, int]
+    ) -> None:
+        code, freed, _set_at = key
+        reads = self._reads.setdefault(key, _Reads(row=row))
         reads.steps += forward.step != reads.last_step
         reads.last_step = forward.step
         context = self._follower.context
@@ -120,7 +139,7 @@ class OwnFreeReads:
 
     def explain(self, book: FindingBook) -> None:
         """Report them; call it behind everything else that explains a read."""
-        for (code, freed), reads in self._reads.items():
+        for (code, freed, set_at), reads in self._reads.items():
             name = self._follower.names.name(code)
             if reads.step is None or any(_explains(f, freed, name, reads) for f in book.findings):
                 continue
@@ -128,29 +147,61 @@ class OwnFreeReads:
                 continue
             slots = np.array(list(reads.slots), dtype=np.int64)
             book.add(
-                Cause(
-                    cls="use_after_free",
-                    subtype="freed_while_mapped",
-                    cause_event=freed,
-                    corrupting_event=None,
-                    culprit=Culprit(req=name, step=None, event=freed),
-                    ruled_out=[
-                        RuledOut(
-                            "late_write", f"no overrun that was launched before: {reads.proof}"
-                        ),
-                    ],
-                    confidence=CERTAIN if reads.certain else PROBABLE,
-                    evidence=[
-                        f"freed by {name} at event {freed} while its row still named them",
-                        f"{name} goes on: {reads.proof}",
-                        "nobody had been given them when it read: the content was still its own",
-                    ],
-                ),
+                self._still_named(code, freed, reads)
+                if set_at == NEVER
+                else self._named_anew(code, freed, set_at, reads),
                 name if code != TREE else None,
                 reads.step,
                 slots,
                 np.array(list(reads.slots.values()), dtype=np.int64),
             )
+
+    def _still_named(self, code: int, freed: int, reads: _Reads) -> Cause:
+        """The request gave back what its row goes on to name."""
+        name = self._follower.names.name(code)
+        return Cause(
+            cls="use_after_free",
+            subtype="freed_while_mapped",
+            cause_event=freed,
+            corrupting_event=None,
+            culprit=Culprit(req=name, step=None, event=freed),
+            ruled_out=[
+                RuledOut("late_write", f"no overrun that was launched before: {reads.proof}"),
+            ],
+            confidence=CERTAIN if reads.certain else PROBABLE,
+            evidence=[
+                f"freed by {name} at event {freed} while its row still named them",
+                f"{name} goes on: {reads.proof}",
+                "nobody had been given them when it read: the content was still its own",
+            ],
+        )
+
+    def _named_anew(self, code: int, freed: int, set_at: int, reads: _Reads) -> Cause:
+        """A row was set to what the request had given back before."""
+        name = self._follower.names.name(code)
+        first = self._follower.context.row(reads.row).maps_between(set_at)
+        return Cause(
+            cls="stale_mapping",
+            subtype=CELLS_REWRITTEN,
+            group=(code, reads.row, first),
+            cause_event=set_at,
+            corrupting_event=set_at,
+            culprit=Culprit(
+                req=name, step=None, event=set_at, details={"req_table_row": reads.row}
+            ),
+            ruled_out=[
+                RuledOut(
+                    "use_after_free",
+                    f"event {set_at} set the cells behind the free at event {freed}",
+                )
+            ],
+            confidence=CERTAIN if reads.certain else PROBABLE,
+            evidence=[
+                f"event {set_at} set cells of row {reads.row} to slots that {name} had given back "
+                f"at event {freed}",
+                f"{name} goes on: {reads.proof}",
+            ],
+        )
 
     def _is_of_the_past(self, freed: int) -> bool:
         return self._is_cut and freed < self._state_end

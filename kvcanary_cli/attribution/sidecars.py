@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
     from kvcanary_cli.attribution.book import FindingBook
     from kvcanary_cli.attribution.follow import Follower
+    from kvcanary_cli.attribution.result import Finding
     from kvcanary_cli.replay.forwards import Forward
+    from kvcanary_cli.replay.pool import PoolState
     from kvcanary_cli.trace.segment import Segment
 
     Ints = NDArray[np.int64]
@@ -37,6 +39,10 @@ class Sidecars:
         self._stored: dict[tuple[str, str], dict[str, tuple[Ints, Ints]]] = {}
         # The copy that brought what is expected beside each slot.
         self._copied: dict[tuple[tuple[str, str], str], Ints] = {}
+        # Changes that were told since the last forward: who reads them, it will show.
+        self._met: list[tuple[Finding, Ints]] = []
+        # Findings of which a reader is known.
+        self._read: set[str] = set()
 
     def event(self, segment: Segment, k: int, row: int, book: FindingBook | None) -> None:
         """Take one ``sidecar_hash``: ``after`` is what was written, ``before`` is compared.
@@ -89,13 +95,15 @@ class Sidecars:
         step: int | None,
         book: FindingBook,
     ) -> None:
-        writes = self._follower.lane(*lane)
+        writes, names = self._follower.lane(*lane), self._follower.names
         constant = len(slots) > 1 and len(np.unique(hashes)) == 1
         owners = writes.req[slots]
         for owner in np.unique(owners).tolist():
             mine = slots[owners == owner]
             copied = bool((self._copied[lane, name][mine] == events[mine]).any())
-            book.add(
+            runs = owner not in self._follower.context.ended
+            positions = writes.position[mine].astype(np.int64)
+            finding = book.add(
                 Cause(
                     cls="payload_mutation",
                     subtype="sidecar_scale",
@@ -104,7 +112,7 @@ class Sidecars:
                     corrupting_event=None,
                     culprit=Culprit(req=None, step=None, event=None),
                     ruled_out=[
-                        RuledOut("wrong_token_fed", "token, position, chain and KV bytes agree")
+                        RuledOut("wrong_token_fed", f"{name} does not follow from what was fed")
                     ],
                     evidence=[
                         f"{name} of these slots is not what was written"
@@ -116,12 +124,48 @@ class Sidecars:
                     ],
                     rests_on={"transfer": PROBABLE},
                 ),
-                self._follower.names.name(owner),
+                names.name(owner) if runs else None,
                 step,
                 mine,
-                writes.position[mine].astype(np.int64),
+                positions[positions >= 0],
                 lane=lane,
             )
+            self._met.append((finding, mine))
+
+    def read(self, forward: Forward, codes: NDArray[np.int32], pool: PoolState) -> None:
+        """A forward shows who reads what changed: its victims.
+
+        Args:
+            forward: The forward.
+            codes: [bs] request of each batch row.
+            pool: The request table and the translation table, as it reads them.
+        """
+        for finding, slots in self._met:
+            if finding.worker != forward.worker:
+                continue
+            for row, prefix, code in zip(forward.rows, forward.prefix, codes, strict=True):
+                name = self._follower.names.name(int(code))
+                if name is None:
+                    continue
+                cells = pool.table[int(row), : int(prefix)].astype(np.int64)
+                seen = np.array(forward.row_as_read.get(int(row), []), dtype=np.int64)
+                cells[: len(seen)] = seen[: len(cells)]
+                if finding.pool_kind == "SWA" and pool.lut is not None:
+                    cells = pool.lut[cells]
+                positions = np.flatnonzero(np.isin(cells, slots))
+                if len(positions):
+                    self._reader(finding, name, positions)
+        self._met.clear()
+
+    def _reader(self, finding: Finding, name: str, positions: Ints) -> None:
+        """``name`` reads the slots of ``finding`` at ``positions``."""
+        if finding.id not in self._read:
+            self._read.add(finding.id)
+            finding.victim, finding.positions = name, set()
+            finding.blast_radius.clear()
+        finding.blast_radius[name] = None
+        if finding.positions is not None and name == finding.victim:
+            finding.positions.update(positions.tolist())
 
     def written(self, forward: Forward, lanes: list[Ints]) -> None:
         """A forward rewrote slots: what stands beside them is not known until it is recorded."""

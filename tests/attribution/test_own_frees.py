@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.attribution.events import HEAD, decode, life, numbered
+from tests.attribution.events import HEAD, decode, index_of, life, numbered
 from tests.attribution.helpers import diagnose
 
 Event = dict[str, Any]
@@ -110,3 +110,28 @@ def test_a_name_that_came_back_is_another_request(tokens: int) -> None:
     assert [(o.what, o.actor) for o in diagnosis.ownership] == [("read_of_free", "A")]
     assert (finding.cls, finding.cause_event, finding.victim) == ("stale_mapping", 6, "A")
     assert not any("goes on" in text for text in finding.evidence)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_row_that_is_set_to_what_its_request_gave_back_is_at_fault(taken: bool) -> None:
+    """A retracted request comes back and takes its old slots for its prefix; B may have one."""
+    events = numbered(
+        [
+            *life("A", [1, 2, 3], [1, 2, 3], row=1, step=1),
+            *life("B", [21, 22], [4, 5], row=2, step=2),
+            {"kind": "retract", "req": "A"},
+            {"kind": "free", "owner": "A", "slots": [1, 2, 3]},
+            {"kind": "row_release", "row": 1, "req": "A"},
+            *(decode("B", 23, 1, row=2, position=2, step=3) if taken else []),
+            {"kind": "map", "row": 3, "start": 0, "slots": [1, 2, 3]},
+            *decode("A", 9, 7, row=3, position=3, step=4),
+        ]
+    )
+    (finding,) = diagnose(HEAD, events).findings
+    at = index_of(events, "map", row=3, start=0)
+    assert (finding.cls, finding.subtype) == ("stale_mapping", "cells_rewritten")
+    assert (finding.cause_event, finding.victim) == (at, "A")
+    # Whether B shares what it has, the prefix family would tell.
+    assert finding.confidence == ("probable" if taken else "certain")
+    assert (finding.slots, finding.positions) == ({1, 2, 3}, {0, 1, 2})
+    assert finding.seam_slots.isdisjoint(finding.slots)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.attribution.events import HEAD, index_of, life, numbered
+from tests.attribution.events import HEAD, decode, extend, index_of, life, numbered
 from tests.attribution.helpers import diagnose
 
 Event = dict[str, Any]
@@ -101,3 +101,47 @@ def test_what_a_copy_brought_may_be_recorded_anew() -> None:
     assert not diagnose(SIDECARS, numbered([*events, _hash("before", None, 2, 6, 2)])).findings
     (finding,) = diagnose(SIDECARS, numbered([*events, _hash("before", None, 2, 5, 2)])).findings
     assert not any("source of the copy" in text for text in finding.evidence)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("pool", [None, "swa"])
+def test_who_reads_what_changed_is_the_victim(pool: str | None, ended: bool) -> None:
+    """Whoever wrote it, and whether that one runs still."""
+    swa = [21, 22, 23]
+    match = {"kind": "match", "req": "B", "entry": "E", "slots": [1, 2, 3]}
+    slot = 2 if pool is None else 22
+    events = numbered(
+        [
+            {"kind": "lut", "full": [1, 2, 3, 4], "swa": [*swa, 24]},
+            *life("A", [11, 12, 13], [1, 2, 3], row=1, step=1),
+            _hash("after", pool, slot, 5),
+            {"kind": "own", "from": "A", "owner": "tree", "slots": [1, 2, 3], "entry": "E"},
+            *([{"kind": "finish", "req": "A"}] if ended else []),
+            {"kind": "history", "req": "B", "start": 0, "ids": [11, 12, 13, 24]},
+            match,
+            {"kind": "alloc", "owner": "B", "slots": [4]},
+            {"kind": "map", "row": 2, "start": 0, "slots": [1, 2, 3, 4]},
+            _hash("before", pool, slot, 6, 2),
+            extend(2, "B", 2, 3, [24], [4]),
+        ]
+    )
+    (finding,) = diagnose(SIDECARS, events).findings
+    assert (finding.victim, finding.positions) == ("B", {1})
+    assert list(finding.blast_radius) == ["B"]
+
+
+def test_a_slot_that_a_copy_filled_is_damaged_at_the_position_of_its_reader() -> None:
+    events = numbered(
+        [
+            *life("A", [11, 12, 13], [1, 2, 3], row=1, step=1),
+            _hash("after", None, 3, 5),
+            {"kind": "alloc", "owner": "A", "slots": [6]},
+            {"kind": "copy", "src": [3], "dst": [6], "via": "d2d", "by": "A"},
+            {"kind": "map", "row": 1, "start": 2, "slots": [6]},
+            _hash("before", None, 6, 7, 2),
+            *decode("A", 14, 7, row=1, position=3, step=2),
+        ]
+    )
+    (finding,) = diagnose(SIDECARS, events).findings
+    assert (finding.victim, finding.positions, finding.slots) == ("A", {2}, {6})
+    assert not any("KV bytes" in fact.because for fact in finding.ruled_out)
