@@ -78,6 +78,7 @@ class Cargo:
         came: [n] events at which what it brought had come into ``src`` of the full pool, ``NEVER``
             elsewhere.
         tokens, positions: [n] of what it brought, ``UNKNOWN_CONTENT`` = not told.
+        writers: [n] name codes of who had written that, ``NOBODY`` = not told.
         owners: [n] name codes of who had ``dst``.
         stray: [n] bool, ``dst`` was nobody's that it was made for.
         outside: [n] bool, ``dst`` is no slot that ``window`` names; False without one.
@@ -98,6 +99,7 @@ class Cargo:
     came: Ints
     tokens: Ints
     positions: Ints
+    writers: NDArray[np.int32]
     owners: NDArray[np.int32]
     stray: NDArray[np.bool_]
     outside: NDArray[np.bool_]

@@ -70,7 +70,7 @@ class Diagnoser:
             follower.names,
             header.records,
             follower.is_cached_chain,
-            lambda row, position: self._now.cell(None, row, position),
+            self._now,
         )
         self._explainer = Explainer(self._now, self.book, self._classifier)
         self._sidecars = Sidecars(follower)

@@ -93,6 +93,7 @@ class CargoNotes:
             dst=dst,
             tokens=tokens,
             positions=positions,
+            writers=writers,
             senders=senders,
             held=held,
         )
@@ -109,6 +110,7 @@ class CargoNotes:
         dst: Ints,
         tokens: Ints,
         positions: Ints,
+        writers: NDArray[np.int32],
         senders: NDArray[np.int32],
         held: list[Held] | None,
     ) -> None:
@@ -139,6 +141,7 @@ class CargoNotes:
                 came=self._came(src) if pool == _FULL else np.full_like(src, NEVER),
                 tokens=tokens,
                 positions=positions,
+                writers=writers,
                 owners=had,
                 stray=stray,
                 outside=np.zeros_like(stray) if window is None else ~window.names(dst),

@@ -65,6 +65,16 @@ class UnderWay:
         table = self.replay.pool.table
         return int(table[row, position]) if position < table.shape[1] else 0
 
+    def token(self, code: int, position: int) -> int | None:
+        """The token that a request has at ``position``, None = not known."""
+        name = self.follower.names.name(code)
+        histories = None if self.replay is None else self.replay.pool.histories
+        if name is None or histories is None or position < 0:
+            return None
+        tokens = histories.tokens(name)
+        token = int(tokens[position]) if position < len(tokens) else -1
+        return None if token == -1 else token
+
     def true_position_of(self, forward: Forward, slot: int, chunk: ViolationChunk) -> int:
         """Where the forward should have put what it wrote to ``slot``; -1 = it did not write it."""
         lane = 1 if chunk.pool_kind == "SWA" else 0

@@ -99,10 +99,16 @@ def explain_unread(
         slots = [s for s in root.slots if not any(_covers(f, found, root) for f in shown.at(s))]
         if not slots:
             continue
+        if found.what in _FREES:
+            # Who shared what another gave back gives it back in its turn, and knows no better.
+            slots = [s for s in slots if not any(_took(f, found, root) for f in unread.at(s))]
+            if not slots:
+                continue
         same = unread.caused_by(root.event, root.follows)
         first = next((f for f in same if _same_root(f, found, root)), None)
         if first is not None:
             _follow(first, found, slots, rules)
+            unread.add(first)
             continue
         reads = found.what in _MET_BY_READING and _runs(found.actor, found, rules)
         if root.what == LATE_CELL:
@@ -219,6 +225,11 @@ def _covers(finding: Finding, found: OwnershipFinding, root: Root) -> bool:
         return False
     parties = {finding.victim, finding.culprit.req, *finding.blast_radius}
     return found.actor in parties or (found.what in what.READS and found.owner in parties)
+
+
+def _took(finding: Finding, found: OwnershipFinding, root: Root) -> bool:
+    """Whether an early free took the slots from who gives them back in ``found``."""
+    return finding.cls == "use_after_free" and _covers(finding, found, root)
 
 
 def _victim(found: OwnershipFinding, rules: OwnershipRules) -> str | None:

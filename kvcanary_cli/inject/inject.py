@@ -173,7 +173,7 @@ def truth_dict(kind: FaultKind, built: Built) -> dict[str, Any]:
     planted = built.planted
     return {
         "fault": kind.name,
-        "class": kind.cls,
+        "class": planted.cls or kind.cls,
         "subtypes": sorted(planted.subtypes),
         "first_bad_step": planted.step,
         "cause_events": built.causes,

@@ -37,6 +37,7 @@ class Planted:
         bytes: (event, pool, half, slot, fingerprint): bytes that change in front of the event.
         histories: Tokens of requests that it adds.
         note: One sentence for people.
+        cls: Class that a diagnosis should give; "" = that of its kind.
     """
 
     edits: Edits
@@ -51,6 +52,7 @@ class Planted:
     bytes: list[tuple[Mark, str, str, int, int]] = field(default_factory=list)
     histories: dict[str, list[int]] = field(default_factory=dict)
     note: str = ""
+    cls: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,14 @@ def missing_copy(run: CleanRun, rng: random.Random) -> Planted | None:
         return None
     (at,) = planted.edits.dropped
     event = run.events[at]
+    ends = [k for k in run.by_kind.get("transfer_end", []) if k > at]
+    windows = [k for k in ends if "id" in event and run.events[k]["id"] == event["id"]]
+    others = [k for k in run.by_kind["copy"] if run.events[k].get("id") == event.get("id")]
+    if windows and len(others) > 1:
+        # The transfer brought the rest: it is not complete.
+        planted.cls, planted.subtypes = "transfer_mismatch", {"incomplete_transfer"}
+        planted.causes, planted.culprits = [windows[0]], {None}
+        return planted
     starts = [t.start for s in event["dst"] for t in run.tenancies(s) if t.start < at]
     forks = [k for k in run.by_kind.get("fork", []) if k < at]
     planted.causes = [*starts, *forks]

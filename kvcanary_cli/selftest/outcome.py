@@ -71,7 +71,7 @@ def judge(
         finding.culprit.req in planted.culprits if planted.culprits else finding.culprit.req is None
     )
     right_event = not built.causes or finding.cause_event in built.causes
-    cls_right = finding.cls == kind.cls
+    cls_right = finding.cls == (planted.cls or kind.cls)
     return Outcome(
         kind=kind.name,
         seed=seed,

@@ -37,6 +37,7 @@ def _cargo(
         came=np.full(count, NEVER, dtype=np.int64),
         tokens=np.full(count, UNKNOWN_CONTENT, dtype=np.int64),
         positions=np.array(positions, dtype=np.int64),
+        writers=np.full(count, _REQ, dtype=np.int32),
         owners=np.full(count, _REQ, dtype=np.int32),
         stray=np.zeros(count, dtype=np.bool_),
         outside=np.zeros(count, dtype=np.bool_) if window is None else ~window.names(slots),

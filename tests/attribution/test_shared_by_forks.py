@@ -103,3 +103,27 @@ def test_a_copy_that_the_fork_meant_and_nobody_made_is_told(copied: bool) -> Non
     told = [text for text in finding.evidence if f"fork at event {fork}" in text]
     assert bool(told) != copied
     assert all("slot 8" in text for text in told)
+
+
+@pytest.mark.parametrize(("first", "other"), [("A", "B"), ("B", "A")])
+@pytest.mark.parametrize("read", [True, False])
+def test_who_gives_back_what_was_taken_from_it_knows_no_better(
+    first: str, other: str, read: bool
+) -> None:
+    """Its own free is one too many, and no fault of its own: one finding, of the first free."""
+    mine = {"A": 4, "B": 5}
+    events = [*_forked(), {"kind": "finish", "req": first}]
+    cause = len(events)
+    events.append({"kind": "free", "owner": first, "slots": [*SHARED, mine[first]]})
+    if read:
+        events += decode(other, 16, 6, row={"A": 1, "B": 2}[other], position=4, step=5)
+    events.append({"kind": "finish", "req": other})
+    events.append({"kind": "free", "owner": other, "slots": [*SHARED, mine[other]]})
+    diagnosis = diagnose(HEAD_F, numbered(events))
+    (finding,) = diagnosis.findings
+    if read:
+        assert (finding.cls, finding.subtype) == ("use_after_free", "shared_slot_refcount")
+        assert (finding.cause_event, finding.victim) == (cause, other)
+    else:
+        assert (finding.cls, finding.subtype) == ("double_alloc", "double_free")
+    assert "double_free" in {o.what for o in diagnosis.ownership}

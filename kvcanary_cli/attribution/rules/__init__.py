@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from kvcanary_cli.attribution.context import Context
     from kvcanary_cli.attribution.ledger import Names, Ownership
+    from kvcanary_cli.attribution.under_way import UnderWay
 
 
 class Classifier:
@@ -38,7 +39,7 @@ class Classifier:
         names: Interned names.
         records: Families that the trace recorded.
         cached_chain: Whether the prefix cache holds the chain that a freed slot held.
-        cell: What a row of the request table names at a position; 0 = nothing that is known.
+        now: The forward that is being judged.
     """
 
     def __init__(
@@ -48,10 +49,10 @@ class Classifier:
         names: Names,
         records: frozenset[str],
         cached_chain: Callable[[int], bool],
-        cell: Callable[[int, int], int],
+        now: UnderWay,
     ) -> None:
         self._records, self._context = records, context
-        facts = (state, context, names, cached_chain, cell)
+        facts = (state, context, names, cached_chain, now)
         self.inputs = InputFacts(*facts)
         self.may_be_read = self.inputs.may_be_read
         ownership, lifetime = OwnershipFacts(*facts), LifetimeFacts(*facts)

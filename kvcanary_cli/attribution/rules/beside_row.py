@@ -165,7 +165,7 @@ class BesideRow(Facts):
         for row in np.flatnonzero(here.any(axis=1)).tolist():
             if row == damage.row:
                 continue
-            slot = self.cell(row, position)
+            slot = self.now.cell(None, row, position)
             mine = slot > 0 and int(writes.req[slot]) == victim
             match = None if mine or slot <= 0 else self.context.matched(victim, slot)
             matched = match is not None and match.position(slot) == position
@@ -194,7 +194,7 @@ class BesideRow(Facts):
         """What a row named at ``position`` at event ``before``, 0 = that is not known."""
         facts = self.context.row(row)
         if facts.mapped_at(position) in range(NEVER + 1, before):
-            return self.cell(row, position)
+            return self.now.cell(None, row, position)
         return 0
 
     def _was_queued_before(self, damage: Damage, row: int, position: int) -> bool:

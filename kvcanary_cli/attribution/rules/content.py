@@ -8,6 +8,7 @@ from kvcanary_cli.attribution.ledger import (
     BY_NOTHING,
     BY_STATE,
     FREE,
+    NOBODY,
     TREE,
     UNKNOWN,
 )
@@ -28,7 +29,8 @@ class ContentFacts(Facts):
         details: dict[str, int | str] = {}
         if copy is not None and copy.transfer is not None:
             details["transfer"] = copy.transfer
-        subtype = "misaligned_blocks" if offset else "wrong_content"
+        others = self._is_of_another(damage, wrote)
+        subtype = "misaligned_blocks" if offset and not others else "wrong_content"
         if damage.kv_only:
             subtype = "bytes_differ"
         elif copy is not None and not copy.canary:
@@ -43,7 +45,10 @@ class ContentFacts(Facts):
                 RuledOut("transfer_race", "the destination did not change hands while it landed")
             ],
             evidence=[
-                f"copy at event {wrote} put position {damage.stored_position} where "
+                f"the copy at event {wrote} brought position {damage.stored_position} of {others}, "
+                f"not of {self.names.name(damage.victim)}"
+                if others
+                else f"copy at event {wrote} put position {damage.stored_position} where "
                 f"{damage.position} is read (offset {offset:+d})"
                 if offset
                 else f"the bytes that the copy at event {wrote} left are not the source's"
@@ -51,6 +56,18 @@ class ContentFacts(Facts):
                 else f"what the copy at event {wrote} left is not what is read at that position",
             ],
         )
+
+    def _is_of_another(self, damage: Damage, wrote: int) -> str | None:
+        """Whose content the copy brought, if it is none that the reader has at any position."""
+        cargo = self.context.cargos.at(wrote)
+        entry = None if cargo is None else cargo.entry(damage.slot)
+        if cargo is None or entry is None or damage.worker != "target" or damage.kv_only:
+            return None
+        writer = int(cargo.writers[entry])
+        its = self.now.token(damage.victim, damage.stored_position)
+        if writer in (NOBODY, TREE, damage.victim) or its in (None, damage.stored_token):
+            return None
+        return self.names.name(writer)
 
     def _left_behind(self, damage: Damage, wrote: int, details: dict[str, int | str]) -> Cause:
         return Cause(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from kvcanary_cli.attribution.context import Context
     from kvcanary_cli.attribution.ledger import Names, Ownership, Writes
+    from kvcanary_cli.attribution.under_way import UnderWay
 
 
 class Facts:
@@ -23,7 +24,7 @@ class Facts:
         context: Rows, copies, launches and the rest.
         names: Interned names.
         cached_chain: Whether the prefix cache holds the chain that a freed slot held.
-        cell: What a row of the request table names at a position; 0 = nothing that is known.
+        now: The forward that is being judged: the request table, and what requests have where.
     """
 
     def __init__(
@@ -32,10 +33,10 @@ class Facts:
         context: Context,
         names: Names,
         cached_chain: Callable[[int], bool],
-        cell: Callable[[int, int], int],
+        now: UnderWay,
     ) -> None:
         self.state, self.context, self.names = state, context, names
-        self.cached_chain, self.cell = cached_chain, cell
+        self.cached_chain, self.now = cached_chain, now
 
     def writer(self, damage: Damage, **details: int | str) -> Culprit:
         """The last writer of the damaged slot."""

@@ -7,6 +7,7 @@ from kvcanary_cli.attribution.ledger import (
     BY_COPY,
     BY_VERIFY,
     NEVER,
+    NOBODY,
 )
 from kvcanary_cli.attribution.result import CERTAIN, POSSIBLE, PROBABLE, Culprit, RuledOut
 from kvcanary_cli.attribution.rules.facts import Facts
@@ -181,6 +182,11 @@ class IndexFacts(Facts):
         if copy is None or copy.via != "d2d" or not copy.canary:
             return None
         mine = int(writes.before_req[slot]) == victim
+        cargo = self.context.cargos.at(wrote)
+        entry = None if cargo is None else cargo.entry(slot)
+        if cargo is not None and entry is not None:
+            # What another request had written is no node of this one's draft.
+            mine &= int(cargo.writers[entry]) in (victim, NOBODY)
         if not mine or damage.stored_token in accept.tokens or self.held_since(damage) > wrote:
             return None
         return Cause(
