@@ -63,8 +63,10 @@ class OwnershipFacts(Facts):
         if state.custody.is_stray(slot, damage.writer_event(), code) or not self._has_part(damage):
             # Whoever neither was given the slot nor shares it acts on its own account.
             return None
-        if code == damage.victim and wrote >= bad and damage.stored_position == damage.position:
-            # The reader's own content, where it belongs: nobody else wrote it.
+        belongs = code == damage.victim and damage.stored_position == damage.position
+        if belongs and wrote >= bad and wrote != damage.event:
+            # The reader's own content, where it belongs: nobody else wrote it. Where this very
+            # forward has written to what it reads, its place is that of the content before.
             return None
         name = BAD_WHATS[int(state.bad_what[slot])]
         writer = self.names.name(code)
