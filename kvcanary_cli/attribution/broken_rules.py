@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvcanary_cli.attribution import result as what
-from kvcanary_cli.attribution.ledger import FREE, NEVER, Names, Ownership
+from kvcanary_cli.attribution.ledger import FREE, NEVER, TREE, Names, Ownership
 from kvcanary_cli.attribution.result import OwnershipFinding
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
@@ -37,13 +39,16 @@ class Root:
         follows: ``i`` of a free by the owner that the rule follows if somebody is found to have
             suffered from that one; None if there is none.
         by: Whose the free was that ``event`` or ``follows`` names; None if neither names one.
+        suffers: Whether the owner of the slots is a request that had not ended. The finding does
+            not tell: another request may have come by the same name.
     """
 
     what: str
     event: int
     slots: tuple[int, ...]
-    follows: int | None = None
-    by: str | None = None
+    follows: int | None
+    by: str | None
+    suffers: bool
 
 
 class BrokenRules:
@@ -54,10 +59,10 @@ class BrokenRules:
         roots: For each finding the events that it goes back to.
     """
 
-    def __init__(self, state: Ownership, names: Names) -> None:
+    def __init__(self, state: Ownership, names: Names, ended: Mapping[int, int]) -> None:
         self.findings: list[OwnershipFinding] = []
         self.roots: list[tuple[Root, ...]] = []
-        self._state, self._names = state, names
+        self._state, self._names, self._ended = state, names, ended
         # A rule that stays broken is reported once for each tenancy of the slot.
         self._said: set[tuple[str, int, int, int]] = set()
 
@@ -88,16 +93,19 @@ class BrokenRules:
                         slots=tuple(new),
                     )
                 )
-                self.roots.append(self._roots(name, new, actor, event))
+                suffers = owner > TREE and owner not in self._ended
+                self.roots.append(self._roots(name, new, actor, event, suffers=suffers))
 
-    def _roots(self, name: str, slots: list[int], actor: int, event: int) -> tuple[Root, ...]:
+    def _roots(
+        self, name: str, slots: list[int], actor: int, event: int, *, suffers: bool
+    ) -> tuple[Root, ...]:
         groups: dict[tuple[str, int, int | None, str | None], list[int]] = {}
         for slot in slots:
             root = self._root(name, slot, actor, event)
             freed = int(self._state.free_event[slot])
             by = self._names.name(int(self._state.free_by[slot])) if freed in root[1:] else None
             groups.setdefault((*root, by), []).append(slot)
-        return tuple(Root(*key[:2], tuple(mine), *key[2:]) for key, mine in groups.items())
+        return tuple(Root(*key[:2], tuple(mine), *key[2:], suffers) for key, mine in groups.items())
 
     def _root(self, name: str, slot: int, actor: int, event: int) -> tuple[str, int, int | None]:
         """What an earlier event broke already: see ``Root``.

@@ -65,9 +65,8 @@ class Follower:
         pool = header.pool
         self.header = header
         self.names = Names()
-        self.rules = OwnershipRules(pool.max_slot + 1, self.names)
         self.context = Context()
-        self.rules.ended = self.context.ended
+        self.rules = OwnershipRules(pool.max_slot + 1, self.names, self.context.ended)
         self._sizes = {
             ("target", "FULL"): pool.max_slot + 1,
             ("target", "SWA"): pool.swa_max_slot + 1,

@@ -6,6 +6,7 @@ They need no hash. An owner that the trace has not shown yet gives no finding.
 from __future__ import annotations
 
 from collections import deque
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,14 +40,14 @@ class OwnershipRules:
         roots: For each finding the events that it goes back to, see ``BrokenRules``.
     """
 
-    def __init__(self, num_slots: int, names: Names) -> None:
+    def __init__(
+        self, num_slots: int, names: Names, ended: Mapping[int, int] = MappingProxyType({})
+    ) -> None:
         self.state = Ownership(num_slots)
-        self.names = names
-        self.broken = BrokenRules(self.state, names)
+        self.names, self.ended = names, ended
+        self.broken = BrokenRules(self.state, names, ended)
         self.findings, self.roots = self.broken.findings, self.broken.roots
         self.custody = self.state.custody
-        # Requests that ended, by code; whoever follows the trace fills it.
-        self.ended: Mapping[int, int] = {}
         # By child: the event of each fork, and what it shared.
         self._forks: dict[int, deque[tuple[int, Ints]]] = {}
         # [slots] scratch of _all_different.

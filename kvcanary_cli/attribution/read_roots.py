@@ -60,7 +60,7 @@ class ReadRoots:
             else:
                 # If that free took the slots from somebody, it is to blame for this, too.
                 freed = None if root.event == found.event else root.event
-                yield Root(name, event, tuple(slots), freed, root.by)
+                yield Root(name, event, tuple(slots), freed, root.by, root.suffers)
 
     def _of_slot(
         self, found: OwnershipFinding, root: Root, reader: int, slot: int

@@ -107,7 +107,7 @@ def explain_unread(
         same = unread.caused_by(root.event, root.follows)
         first = next((f for f in same if _same_root(f, found, root)), None)
         if first is not None:
-            _follow(first, found, slots, rules)
+            _follow(first, found, slots, _victim(found, root), rules)
             unread.add(first)
             continue
         reads = found.what in _MET_BY_READING and _runs(found.actor, found, rules)
@@ -119,7 +119,7 @@ def explain_unread(
             cause = late if copied is None else _copied(copied, found, roots)
             finding = book.add(
                 _cause(found, root, roots) if cause is None else cause,
-                _victim(found, rules),
+                _victim(found, root),
                 found.step,
                 np.array(mine, dtype=np.int64),
                 np.empty(0, dtype=np.int64),
@@ -185,9 +185,13 @@ def _same_root(finding: Finding, found: OwnershipFinding, root: Root) -> bool:
 
 
 def _follow(
-    finding: Finding, found: OwnershipFinding, slots: list[int], rules: OwnershipRules
+    finding: Finding,
+    found: OwnershipFinding,
+    slots: list[int],
+    victim: str | None,
+    rules: OwnershipRules,
 ) -> None:
-    """Add what a later broken rule tells of the same cause."""
+    """Add what a later broken rule, which ``victim`` suffers from, tells of the same cause."""
     on_its_way = found.what in what.READS and found.event == finding.corrupting_event
     if finding.cls == "late_write" and on_its_way and found.actor == finding.culprit.req:
         finding.evidence.append(
@@ -198,19 +202,15 @@ def _follow(
     finding.last_event = found.event
     if finding.first_bad_step is None:
         finding.first_bad_step = found.step
-    victim = _victim(found, rules)
     if finding.victim is None:
         finding.victim = victim
     if found.what in _MET_BY_READING and victim is not None and _runs(victim, found, rules):
         finding.blast_radius[victim] = None
 
 
-def _runs(
-    req: str | None, found: OwnershipFinding, rules: OwnershipRules, *, before: bool = False
-) -> bool:
-    """Whether ``req`` had not ended when the rule broke; ``before``: it was there before that."""
-    at = found.event - 1 if before else found.event
-    ended = None if req is None else rules.ended.get(rules.names.code_at(req, at))
+def _runs(req: str | None, found: OwnershipFinding, rules: OwnershipRules) -> bool:
+    """Whether ``req`` had not ended when the rule broke."""
+    ended = None if req is None else rules.ended.get(rules.names.code_at(req, found.event))
     return ended is None or ended > found.event
 
 
@@ -232,12 +232,10 @@ def _took(finding: Finding, found: OwnershipFinding, root: Root) -> bool:
     return finding.cls == "use_after_free" and _covers(finding, found, root)
 
 
-def _victim(found: OwnershipFinding, rules: OwnershipRules) -> str | None:
+def _victim(found: OwnershipFinding, root: Root) -> str | None:
     if found.what in _MET_BY_READING or found.what in what.MATCHES:
         return found.actor
-    if found.owner == "tree" or not _runs(found.owner, found, rules, before=True):
-        return None
-    return found.owner
+    return found.owner if root.suffers else None
 
 
 def _late_cell(found: OwnershipFinding, root: Root, roots: ReadRoots) -> Cause:
