@@ -19,6 +19,8 @@ _HASHED = {"tokens": "raw", "kv_hash": "all"}
 _CANARY = {**_LONG, "canary": True, "record_options": _HASHED}
 _FAULT = {"requests": 24, "gap": 3, "record_options": _HASHED}
 _SWA = {"swa": True, "server_args": {"swa_full_tokens_ratio": 1.0, "max_total_tokens": 1024}}
+_PAGE16 = {"server_args": {"page_size": 16, "max_total_tokens": 1024}}
+_SALTED = {"tokens": "salted", "kv_hash": "partial"}
 FAULTS = ("free_live_slot", "hand_out_twice", "swap_cells", "kv_bytes", "shift_position")
 
 #: Name of a run to what differs from ``sglang_run.DESCRIPTION``.
@@ -118,6 +120,26 @@ RUNS: dict[str, dict[str, Any]] = {
             "record_options": {**_HASHED, "ring_bytes": 1 << 30, "triggers": ["canary"]},
         }
         for mode in ("log", "raise")
+    },
+    # Recording options beside the usual ones, on loads that are as hard to follow as any.
+    "option_absent": {**_FAULT, "record_options": {"tokens": "absent", "kv_hash": "partial"}},
+    "option_start": {
+        **_FAULT,
+        **_PAGE16,
+        "record_options": {"start_after": 20, "kv_hash": "all", "kv_hash_every": 3},
+    },
+    "option_ring": {
+        **_FAULT,
+        **_SWA,
+        "requests": 40,
+        "record_options": {**_SALTED, "ring_bytes": 100_000},
+    },
+    "option_gaps": {**_FAULT, "record_options": {**_SALTED, "queue_bytes": 6_000}},
+    "option_full": {**_FAULT, "record_options": {"max_bytes": 60_000}},
+    "option_fault": {
+        **_FAULT,
+        "fault": "swap_cells",
+        "record_options": {**_SALTED, "start_after": 20},
     },
     **{f"fault_{fault}": {**_FAULT, "fault": fault} for fault in FAULTS},
 }

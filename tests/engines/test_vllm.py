@@ -68,6 +68,27 @@ def test_a_healthy_run_replays_clean(name: str, runs: dict[str, Run]) -> None:
         assert min(kinds[kind] for kind in told) > 0
 
 
+def test_what_recording_options_leave_replays_clean(runs: dict[str, Run]) -> None:
+    for name in ("option_start", "option_gaps"):
+        diagnosis = replay(runs[name].trace)
+        assert not diagnosis.ownership
+        assert not diagnosis.findings
+        assert diagnosis.verdict == "clean"
+    start = runs["option_start"]
+    header = open_trace(start.trace).header
+    assert (header.tokens, header.starts_mid_run) == ("absent", True)
+    assert all("input_ids" not in event for event in _forwards(start))
+    assert "wrong_token_fed" in replay(start.trace).replay.coverage.blind_to
+    assert steps(start.trace)[0] >= 25
+    read = {e["step"] for e in events(start.trace) if e.get("phase") == "before"}
+    assert read
+    assert not any(step % 3 for step in read)
+    assert start.result["preempted"] > 0
+    coverage = replay(runs["option_gaps"].trace).replay.coverage
+    assert coverage.lost_events > 0
+    assert 0 < coverage.steps < runs["option_gaps"].result["launches"]
+
+
 def test_the_runs_show_what_they_are_there_for(runs: dict[str, Run]) -> None:
     assert runs["prefix"].result["aborted"] > 0
     assert replay(runs["prefix"].trace).replay.coverage.kv_hashes > 10_000

@@ -84,6 +84,21 @@ RUNS: dict[str, dict[str, Any]] = {
         "record_options": _RAW,
         "engine_args": {"enable_prefix_caching": False},
     },
+    # Recording options beside the usual ones.
+    "option_start": {
+        "requests": 24,
+        "gap": 1,
+        "prompt_tokens": [8, 90],
+        "new_tokens": [30, 60],
+        "engine_args": {"num_gpu_blocks_override": 14, "max_model_len": 256},
+        "record_options": {
+            "tokens": "absent",
+            "start_after": 25,
+            "kv_hash": "partial",
+            "kv_hash_every": 3,
+        },
+    },
+    "option_gaps": {"requests": 24, "record_options": {"kv_hash": "all", "queue_bytes": 6_000}},
     **{f"fault_{fault}": {**_FAULT, "fault": fault} for fault in FAULTS},
 }
 
