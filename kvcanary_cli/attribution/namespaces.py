@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvcanary_cli.attribution.damage import Cause
+from kvcanary_cli.attribution.follow_cut import NAMESPACE_PREFIX
 from kvcanary_cli.attribution.result import Culprit, RuledOut
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from kvcanary_cli.replay.forwards import Forward
 
     Ints = NDArray[np.int64]
-
-_PREFIX = "namespace:"
 
 
 class Namespaces:
@@ -57,7 +56,7 @@ class Namespaces:
             book.add(
                 Cause(
                     cls="key_aliasing",
-                    subtype=_subtype(theirs, ours),
+                    subtype=alias_subtype(theirs, ours),
                     cause_event=event,
                     corrupting_event=None,
                     culprit=Culprit(req=None, step=None, event=event),
@@ -79,13 +78,13 @@ class Namespaces:
         follower = self._follower
         writes, names = follower.lane(forward.worker, "FULL"), follower.names
         first = int(slots[0])
-        theirs = (names.name(int(writes.namespace[first])) or "").removeprefix(_PREFIX)
+        theirs = (names.name(int(writes.namespace[first])) or "").removeprefix(NAMESPACE_PREFIX)
         ours = follower.context.namespace((forward.namespaces or [])[row] or "")
         match = follower.context.matched(reader, first)
         book.add(
             Cause(
                 cls="key_aliasing",
-                subtype=_subtype(theirs, ours),
+                subtype=alias_subtype(theirs, ours),
                 cause_event=forward.event if match is None else match.event,
                 corrupting_event=None,
                 culprit=Culprit(
@@ -103,6 +102,7 @@ class Namespaces:
         )
 
 
-def _subtype(theirs: str, ours: str) -> str:
-    """Whether two namespaces are one adapter at two versions."""
-    return "adapter_version" if theirs.split("@")[0] == ours.split("@")[0] else "namespace"
+def alias_subtype(theirs: str, ours: str | None) -> str:
+    """Sub-type of ``key_aliasing``: two namespaces may be one adapter at two versions."""
+    same = ours is not None and theirs.split("@")[0] == ours.split("@")[0]
+    return "adapter_version" if same else "namespace"

@@ -125,7 +125,7 @@ def transfer_after_free(run: CleanRun, rng: random.Random) -> Planted | None:
         number = f"late-{run.events[old.at]['i']}"
         window = {"id": number, "req": old.req, "slots": [slot], "via": "rdma", "direction": "in"}
         edits.insert(frees[-1], {"kind": "transfer_begin", **window})
-        copy = edits.insert(
+        edits.insert(
             at,
             {
                 "kind": "copy",
@@ -146,7 +146,6 @@ def transfer_after_free(run: CleanRun, rng: random.Random) -> Planted | None:
             subtypes={"rdma_write_after_free"},
             note=f"a transfer for {old.req} lands in slot {slot} after it changed hands",
         )
-        del copy
         if watch(run, planted):
             return planted
     return None

@@ -92,10 +92,9 @@ def _late(run: CleanRun, slot: int, old: Write, new: Write) -> Planted | None:
         subtypes={"overlap_forward_after_free", "write_by_non_owner"},
         note=f"position {old.position} of {old.req} lands in slot {slot} after it changed hands",
     )
-    for pool in ("full", "swa"):
-        value = print_of(run, old, slot if pool == "full" else 0, pool)
-        if value is not None and at < len(run.events):
-            planted.bytes.append((at, pool, "k", slot, value))
+    value = print_of(run, old, slot, "full")
+    if value is not None and at < len(run.events):
+        planted.bytes.append((at, "full", "k", slot, value))
     return planted if watch(run, planted) else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvcanary_cli.attribution.damage import Cause, Damage, at_event, event_or_none
+from kvcanary_cli.attribution.follow_cut import NAMESPACE_PREFIX
 from kvcanary_cli.attribution.ledger import (
     BY_COPY,
     BY_STATE,
@@ -13,6 +14,7 @@ from kvcanary_cli.attribution.ledger import (
     TREE,
     UNKNOWN,
 )
+from kvcanary_cli.attribution.namespaces import alias_subtype
 from kvcanary_cli.attribution.past_frees import Free
 from kvcanary_cli.attribution.result import CERTAIN, POSSIBLE, PROBABLE, Culprit, RuledOut
 from kvcanary_cli.attribution.rules.facts import Facts
@@ -378,11 +380,11 @@ class LifetimeFacts(Facts):
         theirs = (
             (self.names.name(int(writes.namespace[slot])) or "") if writes.namespace[slot] else ""
         )
-        theirs = theirs.removeprefix("namespace:") or match.published or ""
+        theirs = theirs.removeprefix(NAMESPACE_PREFIX) or match.published or ""
         alias = bool(theirs) and match.namespace is not None and theirs != match.namespace
         return Cause(
             cls="key_aliasing" if alias else "prefix_index",
-            subtype=_alias(theirs, match.namespace) if alias else "wrong_entry",
+            subtype=alias_subtype(theirs, match.namespace) if alias else "wrong_entry",
             cause_event=match.event,
             corrupting_event=match.event,
             culprit=self.writer(damage),
@@ -400,9 +402,3 @@ class LifetimeFacts(Facts):
                 else "the entry is not the prefix that the request's tokens ask for",
             ],
         )
-
-
-def _alias(theirs: str, ours: str | None) -> str:
-    """Whether two namespaces are one adapter at two versions."""
-    same = ours is not None and theirs.split("@")[0] == ours.split("@")[0]
-    return "adapter_version" if same else "namespace"
