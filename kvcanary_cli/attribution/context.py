@@ -228,7 +228,8 @@ class Context:
     that were found to be given away in flight, with that release; ``moved`` slots whose content
     was damaged before the copy at that event brought it, with the cause; ``served``, by transfer,
     the request that it works for and the key of what it moves; ``misled`` why a copy (by event)
-    wrote a slot that was not its own.
+    wrote a slot that was not its own; ``misread``, by request, row and the first forward that named
+    the row for it, the request's own row, where that one was another's.
     """
 
     table: RowTable = field(default_factory=RowTable)
@@ -245,6 +246,7 @@ class Context:
     cargos: Cargos = field(default_factory=Cargos)
     tiers: OtherTiers = field(default_factory=OtherTiers)
     misled: dict[tuple[int, int], Cause] = field(default_factory=dict)
+    misread: dict[tuple[int, int, int], int] = field(default_factory=dict)
     windows: deque[Window] = field(default_factory=lambda: deque(maxlen=_WINDOWS))
     entries: dict[str, str] = field(default_factory=dict)
     unlisted: dict[str, int | None] = field(default_factory=dict)

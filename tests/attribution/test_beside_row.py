@@ -175,3 +175,77 @@ def test_a_write_that_comes_late_is_no_slip_of_its_batch() -> None:
     head = HEAD | {"records": [*HEAD["records"], "launch"]}
     found = {f.victim: f for f in diagnose(head, events).findings}
     assert (found["A"].cls, found["A"].subtype) == ("late_write", "overlap_forward_after_free")
+
+
+def test_a_write_over_a_cached_slot_is_told_to_whoever_reads_it_later() -> None:
+    """B's batch names a slot of the cache; C is served from there behind that."""
+    prefix = HEAD | {"records": [*HEAD["records"], "prefix"]}
+    events = numbered(
+        [
+            *life("A", [11, 12, 13], [1, 2, 3], row=1, step=1),
+            {"kind": "own", "from": "A", "owner": "tree", "slots": [1, 2, 3], "entry": "E"},
+            *life("B", [21, 22], [4, 5], row=2, step=2),
+            *_given("B", 23, 6, row=2, position=2),
+            _batch(3, ("B", 2, 23, 2, 2)),
+            {"kind": "history", "req": "C", "start": 0, "ids": [11, 12, 13, 34]},
+            {"kind": "match", "req": "C", "entry": "E", "slots": [1, 2, 3]},
+            {"kind": "alloc", "owner": "C", "slots": [7]},
+            {"kind": "map", "row": 3, "start": 0, "slots": [1, 2, 3, 7]},
+            extend(4, "C", 3, 3, [34], [7]),
+        ]
+    )
+    (finding,) = diagnose(prefix, events).findings
+    at = index_of(events, "forward", step=3)
+    assert _said(finding) == ("stale_mapping", "written_beside_row", at, "certain")
+    assert (finding.victim, finding.culprit.req, finding.slots) == ("C", "B", {2})
+
+
+def test_rows_that_nobody_ran_in_before_are_swapped() -> None:
+    """The first forwards of two requests that the cache serves name each other's rows."""
+    prefix = HEAD | {"records": [*HEAD["records"], "prefix"]}
+    served: list[Event] = []
+    for name, row, ids, slots, new in (
+        ("A", 1, [11, 12], [1, 2], 5),
+        ("B", 2, [21, 22], [3, 4], 6),
+    ):
+        served += [
+            {"kind": "history", "req": name, "start": 0, "ids": [*ids, 99]},
+            {"kind": "match", "req": name, "entry": f"E-{slots[0]}", "slots": slots},
+            {"kind": "alloc", "owner": name, "slots": [new]},
+            {"kind": "map", "row": row, "start": 0, "slots": [*slots, new]},
+        ]
+    cached: list[Event] = []
+    for step, (ids, slots) in enumerate((([11, 12], [1, 2]), ([21, 22], [3, 4])), 1):
+        entry = {"owner": "tree", "entry": f"E-{slots[0]}"}
+        cached += life(f"P{step}", ids, slots, row=2 + step, step=step)
+        cached.append({"kind": "own", "from": f"P{step}", "slots": slots} | entry)
+    events = numbered([*cached, *served, _batch(3, ("A", 2, 99, 2, 5), ("B", 1, 99, 2, 6))])
+    at = index_of(events, "forward", step=3)
+    found = {f.victim: f for f in diagnose(prefix, events).findings}
+    assert set(found) == {"A", "B"}
+    for name, slots in (("A", {3, 4}), ("B", {1, 2})):
+        assert _said(found[name]) == ("stale_mapping", "anothers_row", at, "certain")
+        assert found[name].slots == slots
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_request_that_moves_to_the_row_of_an_ended_one(moved: bool) -> None:
+    """Its cells move with it, or the batch alone names the new row, and what the other one left."""
+    move = {"kind": "map", "row": 1, "start": 0, "slots": [4, 5, 6]}
+    events = numbered(
+        [
+            *BOTH,
+            {"kind": "finish", "req": "A"},
+            {"kind": "free", "owner": "A", "slots": [1, 2, 3]},
+            *([move] if moved else []),
+            *decode("B", 24, 7, row=1, position=3, step=3),
+            *life("C", [31, 32], [1, 2], row=2, step=4),
+            *decode("B", 25, 8, row=1, position=4, step=5),
+        ]
+    )
+    findings = diagnose(HEAD, events).findings
+    at = index_of(events, "forward", step=3)
+    assert len(findings) == (not moved)
+    for finding in findings:
+        assert _said(finding) == ("stale_mapping", "anothers_row", at, "certain")
+        assert (finding.victim, finding.culprit.req, finding.slots) == ("B", "B", {1, 2, 3})

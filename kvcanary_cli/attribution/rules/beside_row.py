@@ -9,6 +9,7 @@ import numpy as np
 from kvcanary_cli.attribution.damage import Cause, Damage
 from kvcanary_cli.attribution.ledger import BY_FORWARD, FREE, NEVER, NOBODY, TREE
 from kvcanary_cli.attribution.result import Culprit, RuledOut
+from kvcanary_cli.attribution.row_table import END
 from kvcanary_cli.attribution.rules.facts import Facts
 from kvcanary_cli.attribution.rules.index import CELLS_REWRITTEN
 
@@ -34,6 +35,9 @@ class BesideRow(Facts):
         np.empty(0, dtype=np.int64),
     )
 
+    # The rows that were looked up last, and of whom, before which event.
+    _rows: tuple[tuple[int, int] | None, list[int]] = (None, [])
+
     def overwritten(self, damage: Damage) -> Cause | None:
         """The last writer's own row names another slot for what it wrote here."""
         writes, slot, wrote = damage.writes, damage.slot, damage.writer_event()
@@ -41,7 +45,9 @@ class BesideRow(Facts):
             return None
         held, writer = self.held_since(damage), int(writes.req[slot])
         position, ended = int(writes.true_position[slot]), self.context.ended.get(writer, NEVER)
-        if writer <= TREE or held > wrote or int(writes.position[slot]) != position:
+        # Who was not the owner wrote beside its row whoever came to read the slot later.
+        later = held > wrote and not writes.foreign[slot]
+        if writer <= TREE or later or int(writes.position[slot]) != position:
             return None
         if NEVER != ended < wrote:
             return None
@@ -60,7 +66,7 @@ class BesideRow(Facts):
     def _over_its_own(self, damage: Damage, position: int, held: int) -> Cause | None:
         """The reader itself wrote another position than the one that its row names the slot at."""
         slot, row, wrote = damage.slot, damage.row, damage.writer_event()
-        if position == damage.position or row < 0 or held == NEVER:
+        if position == damage.position or row < 0 or not NEVER < held < wrote:
             return None
         there = self._named(row, position, before=wrote)
         if there == slot:
@@ -120,25 +126,27 @@ class BesideRow(Facts):
         return int(slots[at]) if at >= 0 and int(positions[at]) == damage.position else None
 
     def anothers_row(self, damage: Damage) -> Cause | None:
-        """The batch named the row of a request that still runs; the reader's own row is sound."""
+        """The batch named a row that was set up for another; the reader's own row is sound."""
         if damage.row < 0 or damage.victim <= TREE or damage.kv_only or damage.pool_kind != "FULL":
             return None
         facts, victim, position = self.context.row(damage.row), damage.victim, damage.position
-        ran, held = facts.ran, self.held_since(damage)
-        came = next((k for k in reversed(range(len(ran))) if ran[k][0] == victim), None)
-        if not came or NEVER != held > ran[came][1]:
+        since = next((at for req, at in reversed(facts.ran) if req == victim), NEVER)
+        theirs = self._set_up_for(damage, since)
+        if theirs is None:
             return None
-        tenant, since = ran[came - 1][0], ran[came][1]
-        if tenant in self.context.ended or facts.released_event > ran[came - 1][1]:
-            return None
-        own = next(self._sound_rows(damage, since), None)
+        # What was found once holds: the reader's own row may go to another while it reads here.
+        place = victim, damage.row, since
+        own = self.context.misread.get(place)
+        if own is None:
+            own = next(self._sound_rows(damage, since), None)
         if own is None:
             return None
-        name, theirs = self.names.name(victim), self.names.name(tenant)
+        self.context.misread[place] = own
+        name, tenant = self.names.name(victim), self.names.name(theirs)
         return Cause(
             cls="stale_mapping",
             subtype=ANOTHERS_ROW,
-            group=(victim, damage.row, since),
+            group=place,
             cause_event=since,
             corrupting_event=since,
             culprit=Culprit(
@@ -151,26 +159,62 @@ class BesideRow(Facts):
                 RuledOut("use_after_free", f"row {own} of {name} names slots with its content")
             ],
             evidence=[
-                f"the forward at event {since} names row {damage.row} for {name}; that row is "
-                f"{theirs}'s, which has not given it back",
+                f"the forward at event {since} names row {damage.row} for {name}; its cells were "
+                f"set for {tenant} at event {self.held_since(damage)}",
                 f"row {own} names the slot with position {position} of {name}",
             ],
         )
 
+    def _set_up_for(self, damage: Damage, since: int) -> int | None:
+        """Whom the cell that led to the damage was set for, if not for its reader.
+
+        Args:
+            damage: The damage.
+            since: First forward of the reader in that row.
+        """
+        facts, held, slot = self.context.row(damage.row), self.held_since(damage), damage.slot
+        if not NEVER < held < since:
+            return None
+        whose = next((fact.owner for fact in facts.maps if fact.event == held), NOBODY)
+        before = [req for req, at in facts.ran if at < since]
+        if whose <= TREE and before:
+            # The last of the cells may be the prefix cache's: then who ran there tells.
+            whose = before[-1]
+        if whose <= TREE or whose == damage.victim:
+            return None
+        gone = self.context.ended.get(whose, NEVER)
+        if facts.released_event > held:
+            gone = max(gone, facts.released_event)
+        if gone != NEVER:
+            return whose if held < gone else None
+        has = whose in (int(self.state.owner[slot]), int(damage.writes.req[slot]))
+        return whose if has or self.context.matched(whose, slot) is not None else None
+
     def _sound_rows(self, damage: Damage, before: int) -> Iterator[int]:
-        """Rows that the reader ran in before, and that lead to its content."""
+        """Rows that are the reader's by then, and that lead to its content."""
         writes, victim, position = damage.writes, damage.victim, damage.position
-        table = self.context.table
-        here = (table.ran[:, :, 0] == victim) & (table.ran[:, :, 1] < before)
-        for row in np.flatnonzero(here.any(axis=1)).tolist():
-            if row == damage.row:
-                continue
+        for row in self._rows_of(victim, before):
             slot = self.now.cell(None, row, position)
-            mine = slot > 0 and int(writes.req[slot]) == victim
-            match = None if mine or slot <= 0 else self.context.matched(victim, slot)
+            if row == damage.row or slot <= 0:
+                continue
+            mine = int(writes.req[slot]) == victim
+            match = None if mine else self.context.matched(victim, slot)
             matched = match is not None and match.position(slot) == position
             if matched or (mine and int(writes.true_position[slot]) == position):
                 yield row
+
+    def _rows_of(self, victim: int, before: int) -> list[int]:
+        """Rows that ``victim`` ran in before an event, or that were last set for it before."""
+        if self._rows[0] != (victim, before):
+            table = self.context.table
+            ran = (table.ran[:, :, 0] == victim) & (table.ran[:, :, 1] < before)
+            rows = np.flatnonzero(ran.any(axis=1)).tolist()
+            for row in np.flatnonzero(table.heads != END).tolist():
+                event, _start, _stop, owner = next(table.newest_first(row))
+                if owner == victim and event < before and row not in rows:
+                    rows.append(row)
+            self._rows = (victim, before), rows
+        return self._rows[1]
 
     def _is_written_by_forward(self, damage: Damage) -> bool:
         # A verified node stands in the next cell of its row, wherever its tree puts it.
