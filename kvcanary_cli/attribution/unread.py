@@ -326,12 +326,16 @@ def _cause(found: OwnershipFinding, root: Root, roots: ReadRoots) -> Cause:
         )
     if found.what not in _MET_BY_READING:
         evidence.append(_not_read(roots.read_later(found)))
+    culprit = Culprit(req=by, step=found.step, event=found.event)
+    if found.what == what.READ_OF_FREE and not root.what:
+        # What it did was to give them back: it had no part in the read.
+        culprit = Culprit(req=by, step=None, event=root.event)
     return Cause(
         cls=cls,
         subtype=subtype or found.what,
         cause_event=caused,
         corrupting_event=corrupting,
-        culprit=Culprit(req=by, step=found.step, event=found.event),
+        culprit=culprit,
         ruled_out=[runner_up(found, root, cls, own)],
         evidence=evidence,
         rests_on=_rests_on(found) if root.event == found.event else {},

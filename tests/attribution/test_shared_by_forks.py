@@ -39,6 +39,9 @@ def test_the_first_to_free_takes_them_from_the_other(first: str, other: str, reu
     assert (finding.cls, finding.subtype) == ("use_after_free", "shared_slot_refcount")
     assert (finding.cause_event, finding.victim) == (cause, other)
     assert finding.culprit.req == ("C" if reused else first)
+    if not reused:
+        # It gave them back; the read is the other one's.
+        assert (finding.culprit.step, finding.culprit.event) == (None, cause)
     assert finding.slots == set(SHARED)
     assert {o.what for o in diagnosis.ownership} == {
         "read_of_foreign" if reused else "read_of_free"
