@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvcanary_cli.attribution.rank_compare import diverging_pairs
 from kvcanary_cli.attribution.rank_folds import RankFolds
-from kvcanary_cli.attribution.ring_parts import part_notes
+from kvcanary_cli.attribution.ring_parts import idle_parts, part_notes
 from kvcanary_cli.attribution.runs import Candidate, find_runs
 from kvcanary_cli.replay.result import Verdict
 
@@ -49,6 +49,8 @@ class Report:
         divergent: For each of them the two numbers of ``traces`` that differ.
         failed: Inputs that were not checked, in the order given.
         notes: Sentences about the call as a whole.
+        idle: Numbers of ``traces`` that are parts of a recording in which nothing ran, beside
+            others in which it did.
     """
 
     traces: tuple[Diagnosis, ...]
@@ -56,6 +58,7 @@ class Report:
     divergent: tuple[tuple[int, int], ...] = ()
     failed: tuple[Failed, ...] = ()
     notes: tuple[str, ...] = ()
+    idle: frozenset[int] = frozenset()
 
     @classmethod
     def of(
@@ -97,6 +100,12 @@ class Report:
                 *(_unclear([candidates[k] for k in group]) for group in runs.unclear),
                 *part_notes(candidates),
             ),
+            idle=frozenset(
+                k
+                for k in idle_parts(candidates, [d.replay.trace.forwards for d in traces])
+                if not traces[k].replay.coverage.lost_events
+                and traces[k].replay.coverage.ended_at_event is None
+            ),
         )
         for number, finding in enumerate(report.findings, 1):
             finding.id = f"F{number}"
@@ -118,8 +127,13 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """The gravest verdict; clean only if every input was checked and is clean."""
-        verdicts = {d.verdict for d in self.traces}
+        """The gravest verdict; clean only if every input was checked and is clean.
+
+        A part of a recording in which nothing ran has nothing to be checked.
+        """
+        idle = [d for k, d in enumerate(self.traces) if k in self.idle]
+        verdicts = {d.verdict for k, d in enumerate(self.traces) if k not in self.idle}
+        verdicts |= {d.verdict for d in idle if d.verdict != Verdict.NOT_CHECKED}
         if self.divergences:
             verdicts.add(Verdict.CORRUPT)
         for verdict in (Verdict.CORRUPT, Verdict.CAPACITY):

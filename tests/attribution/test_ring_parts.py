@@ -16,11 +16,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def _write(folder: Path, name: str, rank: int, *, mid_run: bool) -> None:
+def _write(
+    folder: Path, name: str, rank: int, *, mid_run: bool, runs: bool = True, ended: bool = False
+) -> None:
     head: dict[str, Any] = rank_head(rank) | ({"starts_mid_run": True} if mid_run else {})
     path = folder / f"{name}.kvtrace"
     with open_writer(path, parse_header(head, str(path))) as writer:
-        for event in numbered(life("A", [11, 12], [1, 2], row=1, step=1)):
+        events = life("A", [11, 12], [1, 2], row=1, step=1) if runs else []
+        if ended:
+            events.append({"kind": "recording_ended", "reason": "the disk is full"})
+        for event in numbered(events):
             writer.write_event(event)
 
 
@@ -55,3 +60,31 @@ def test_parts_of_two_ranks_are_two_recordings(tmp_path: Path, capsys: Any) -> N
     main(["replay", str(tmp_path), "--format", "json"])
     notes = json.loads(capsys.readouterr().out)["coverage"]["notes"]
     assert len([note for note in notes if "2 parts of one recording" in note]) == 2
+
+
+@pytest.mark.parametrize(
+    ("names", "mid_run", "runs", "code"),
+    [
+        # What is left behind a ring that was kept as the server stopped.
+        (["tp0.kept1", "tp0.2"], [False, True], [True, False], 0),
+        (["tp0.kept1.3", "tp0.4"], [True, True], [True, False], 0),
+        (["tp0", "tp0.2", "tp0.3"], [False, True, True], [True, False, False], 0),
+        # Nothing ran in any of them; or it is another recording, of another name or begun anew.
+        (["tp0", "tp0.2"], [False, True], [False, False], 5),
+        (["tp0", "other.2"], [False, True], [True, False], 5),
+        (["tp0", "tp0.2"], [False, False], [True, False], 5),
+        (["tp0", "tp0.2"], [False, True], [False, True], 5),
+    ],
+)
+def test_a_later_part_in_which_nothing_ran_counts_as_nothing(
+    names: list[str], mid_run: list[bool], runs: list[bool], code: int, tmp_path: Path
+) -> None:
+    for name, later, ran in zip(names, mid_run, runs, strict=True):
+        _write(tmp_path, name, 0, mid_run=later, runs=ran)
+    assert main(["replay", str(tmp_path), "-q"]) == code
+
+
+def test_a_part_that_ended_early_is_not_nothing(tmp_path: Path) -> None:
+    _write(tmp_path, "tp0", 0, mid_run=False)
+    _write(tmp_path, "tp0.2", 0, mid_run=True, runs=False, ended=True)
+    assert main(["replay", str(tmp_path), "-q"]) == 5
