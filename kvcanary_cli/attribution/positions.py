@@ -1,4 +1,4 @@
-"""Positions that a forward was fed against those that its lengths give: this needs no hash."""
+"""Positions and lengths that a forward was fed against each other: this needs no hash."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ def check_positions(
     names: Names,
     book: FindingBook,
 ) -> None:
-    """Report rows whose positions are off their lengths.
+    """Report rows whose positions are off their lengths, or whose lengths disagree.
 
     A row that runs one position early reads one entry less and looks consistent, and so does a
-    whole prompt that starts late: no check of rows against each other sees them.
+    whole prompt that starts late: no check of rows against each other sees them. Nor do those see
+    a ``seq_lens`` that is not prefix plus extend, for what a row reads and writes is planned
+    without it (SPEC_CANARY 1.8); attention kernels go by it.
 
     Args:
         forward: What is about to run.
@@ -48,12 +50,25 @@ def check_positions(
     if forward.is_draft or forward.mode not in _TEXT_MODES:
         return
     off = forward.positions[: len(forward.token_row)] - forward.true_positions
-    if not off.any():
+    ends = forward.prefix + forward.extend
+    # Where a decode's ``seq_lens`` is off, its position is.
+    too_long = (forward.seq_lens - ends) * (forward.extend > 0)
+    if forward.mode is ForwardMode.DECODE:
+        too_long[:] = 0
+    if not off.any() and not too_long.any():
         return
-    for row in np.unique(forward.token_row[off != 0]).tolist():
-        mine = np.flatnonzero((forward.token_row == row) & (off != 0) & (slots > 0))
-        if not len(mine):
-            continue
+    for row in np.unique(forward.token_row[(off != 0) | (too_long[forward.token_row] != 0)]):
+        mine = (forward.token_row == row) & (slots > 0)
+        wrong = mine & (off != 0)
         victim = int(codes[row])
-        cause = inputs.misaligned(victim, forward.event, forward.step, int(off[mine[0]]))
-        book.add(cause, names.name(victim), forward.step, slots[mine], forward.true_positions[mine])
+        if wrong.any():
+            first = int(off[wrong.argmax()])
+            cause = inputs.misaligned(victim, forward.event, forward.step, first)
+        elif mine.any() and too_long[row]:
+            wrong = mine
+            cause = inputs.wrong_length(victim, forward, int(forward.seq_lens[row]), int(ends[row]))
+        else:
+            continue
+        book.add(
+            cause, names.name(victim), forward.step, slots[wrong], forward.true_positions[wrong]
+        )

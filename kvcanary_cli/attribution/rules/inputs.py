@@ -10,11 +10,13 @@ from kvcanary_cli.attribution.ledger import (
     NOBODY,
     TREE,
 )
-from kvcanary_cli.attribution.result import Culprit, RuledOut
+from kvcanary_cli.attribution.result import PROBABLE, Culprit, RuledOut
 from kvcanary_cli.attribution.rules.facts import Facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from kvcanary_cli.replay.forwards import Forward
 
 
 class InputFacts(Facts):
@@ -64,6 +66,32 @@ class InputFacts(Facts):
             ],
             evidence=[
                 f"positions of the forward at event {event} are {offset:+d} off its prefix",
+            ],
+        )
+
+    def wrong_length(self, req: int, forward: Forward, stated: int, end: int) -> Cause:
+        """``forward`` gives ``req`` a length of ``stated``; its row ends at ``end``."""
+        reads = (
+            f"reads up to position {stated - 1}, {stated - end} behind what was written"
+            if stated > end
+            else f"leaves the last {end - stated} positions out"
+        )
+        return Cause(
+            cls="position_misalign",
+            subtype="lengths_disagree",
+            group=(stated - end,),
+            cause_event=forward.event,
+            corrupting_event=forward.event,
+            culprit=Culprit(req=self.names.name(req), step=forward.step, event=forward.event),
+            ruled_out=[
+                RuledOut("stale_mapping", "the row names the right slots; its length is wrong")
+            ],
+            # What a kernel makes of it is not in the trace.
+            confidence=PROBABLE,
+            evidence=[
+                f"seq_lens of the forward at event {forward.event} is {stated}; its prefix and "
+                f"what it writes end at {end}, and its positions go by them",
+                f"a kernel that goes by seq_lens {reads}",
             ],
         )
 

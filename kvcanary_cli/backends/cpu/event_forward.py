@@ -135,6 +135,8 @@ def take_forward(state, columns, at, event, out):  # type: ignore[no-untyped-def
                 )
         else:
             prefix, extend = load_i64(prefixes, active), load_i64(extends, active)
+            if load_i64(seq_lens, active) != prefix + extend:
+                return _GENERAL
         if tokens + extend > num_tokens:
             return _GENERAL
         why = prepare_row(
