@@ -41,6 +41,7 @@ class Root:
         by: Whose the free was that ``event`` or ``follows`` names; None if neither names one.
         suffers: Whether the owner of the slots is a request that had not ended. The finding does
             not tell: another request may have come by the same name.
+        surely: Whether it is known to be that free.
     """
 
     what: str
@@ -49,6 +50,7 @@ class Root:
     follows: int | None
     by: str | None
     suffers: bool
+    surely: bool = True
 
 
 class BrokenRules:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvcanary_cli.attribution.damage import Cause
+    from kvcanary_cli.attribution.earlier_frees import Taken
     from kvcanary_cli.trace.segment import Segment
 
     Ints = NDArray[np.int64]
@@ -226,7 +227,9 @@ class Context:
     namespaces of entries that the device's index let go, which other tiers may hold; ``aliased``
     by event, matches that served a request the entry of another namespace; ``recycled`` rows
     that were found to be given away in flight, with that release; ``moved`` slots whose content
-    was damaged before the copy at that event brought it, with the cause; ``served``, by transfer,
+    was damaged before the copy at that event brought it, with the cause; ``taken``, by event,
+    reader and slot of a read or match that broke a rule, the free that took the slot from the
+    reader or from the entry, None = none did; ``served``, by transfer,
     the request that it works for and the key of what it moves; ``misled`` why a copy (by event)
     wrote a slot that was not its own; ``misread``, by request, row and the first forward that named
     the row for it, the request's own row, where that one was another's.
@@ -247,6 +250,7 @@ class Context:
     tiers: OtherTiers = field(default_factory=OtherTiers)
     misled: dict[tuple[int, int], Cause] = field(default_factory=dict)
     misread: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    taken: dict[tuple[int, int, int], Taken | None] = field(default_factory=dict)
     windows: deque[Window] = field(default_factory=lambda: deque(maxlen=_WINDOWS))
     entries: dict[str, str] = field(default_factory=dict)
     unlisted: dict[str, int | None] = field(default_factory=dict)

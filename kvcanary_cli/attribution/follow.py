@@ -14,6 +14,7 @@ from kvcanary_cli.attribution.context import (
     Context,
     PutFact,
 )
+from kvcanary_cli.attribution.earlier_frees import EarlierFrees
 from kvcanary_cli.attribution.event_runs import EventRuns
 from kvcanary_cli.attribution.follow_copies import CopyEvents
 from kvcanary_cli.attribution.follow_cut import NAMESPACE_PREFIX, CutRows
@@ -21,6 +22,7 @@ from kvcanary_cli.attribution.follow_prefixes import PrefixEvents
 from kvcanary_cli.attribution.ledger import (
     BY_FORWARD,
     BY_VERIFY,
+    NEVER,
     NOBODY,
     TREE,
     Names,
@@ -58,6 +60,7 @@ class Follower:
         writes: Lane to its writers.
         context: What is not slot by slot.
         copies: Enters transfers and copies.
+        frees: Which free took a slot from somebody.
     """
 
     def __init__(self, header: TraceHeader) -> None:
@@ -74,6 +77,7 @@ class Follower:
         }
         self.writes: dict[tuple[str, str], Writes] = {}
         self.pool: PoolState | None = None
+        self.frees = EarlierFrees(self.rules.state, self.names, self._shown_at)
         self._step = NOBODY
         self._steps_seen = 0
         self._end_steps: dict[int, tuple[int, int]] = {}
@@ -83,7 +87,8 @@ class Follower:
             if name.startswith("_on_")
         }
         self.copies = copies = CopyEvents(self.names, self.rules, self.context, self.lane)
-        self._handlers |= PrefixEvents(self.names, self.rules, self.context).handlers()
+        prefixes = PrefixEvents(self.names, self.rules, self.context, self.frees)
+        self._handlers |= prefixes.handlers()
         self._handlers |= {
             "transfer_begin": copies.transfer_begin,
             "transfer_end": copies.transfer_end,
@@ -109,6 +114,10 @@ class Follower:
         cached = np.flatnonzero(self.rules.state.owner == TREE)
         rows = get_rows(lane.group.k_head, cached)
         return bool(len(cached) and (slot_hash(rows, cached) == chain).any())
+
+    def _shown_at(self, entry: str, slot: int, position: int, before: int) -> int:
+        index = None if self.pool is None else self.pool.prefixes
+        return NEVER if index is None else index.shown_at(entry, slot, position, before)
 
     # Events other than forwards.
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvcanary_cli.attribution.context import Context
+    from kvcanary_cli.attribution.earlier_frees import EarlierFrees
     from kvcanary_cli.attribution.ownership import OwnershipRules
     from kvcanary_cli.trace.segment import Segment
 
@@ -21,10 +22,14 @@ class PrefixEvents:
         names: Interned names.
         rules: Owners.
         context: Takes entries, matches and adapters.
+        frees: Which free took a slot from an entry.
     """
 
-    def __init__(self, names: Names, rules: OwnershipRules, context: Context) -> None:
+    def __init__(
+        self, names: Names, rules: OwnershipRules, context: Context, frees: EarlierFrees
+    ) -> None:
         self._names, self._rules, self._context = names, rules, context
+        self._frees = frees
 
     def handlers(self) -> dict[str, Callable[[Segment, int, int], None]]:
         """Event kind to what applies it: (segment, row of its table, ``i``)."""
@@ -72,8 +77,14 @@ class PrefixEvents:
             owners, publisher = self._rules.state.owner[slots], self._context.unlisted[entry]
             its = owners > TREE if publisher is None else owners == publisher
             self._rules.share(slots[its])
+        sound_so_far = len(self._rules.findings)
         self._rules.match(req, slots, event)
-        self._context.note_match(self._names.code(req), segment, row, event)
+        code = self._names.code(req)
+        self._context.note_match(code, segment, row, event)
+        match = self._context.matches[code][-1]
+        for found in self._rules.findings[sound_so_far:]:
+            for slot in found.slots:
+                self._context.taken[event, code, slot] = self._frees.of_match(match, slot)
 
     def fork(self, segment: Segment, row: int, event: int) -> None:
         table = segment.tables["fork"]

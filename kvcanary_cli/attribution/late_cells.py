@@ -1,4 +1,7 @@
-"""Cells that were set to a slot which was free, or another's, already: the row is at fault."""
+"""Reads that broke a rule, by what led there: a cell that was set too late, or a free behind it.
+
+Where a cell was set to a slot which was free, or another's, already, the row is at fault.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,11 @@ if TYPE_CHECKING:
 
 
 class Cell(NamedTuple):
-    """What led a read to a slot: the map event, and the table row."""
+    """What led a read to a slot: the map event, the table row, and whether it was free then."""
 
     set_at: int
     row: int
+    was_free: bool
 
 
 class LateCells:
@@ -60,12 +64,30 @@ class LateCells:
             if row in forward.row_as_read or not new.any():
                 continue
             set_at = self._follower.context.row(row).mapped_at_each(reads.positions[at])
-            late = new & (set_at > state.since[slots]) & (state.since[slots] != NEVER)
-            for slot, event in zip(slots[late].tolist(), set_at[late].tolist(), strict=True):
-                self._cells[forward.event, code, slot] = Cell(event, row)
+            since, freed = state.since[slots], state.free_event[slots]
+            # Free when the cell was set, and given to somebody since.
+            early = (freed > NEVER) & (freed < set_at) & (set_at < state.alloc_event[slots])
+            late = new & (((since > NEVER) & (since < set_at)) | early)
+            was_free = early | (owners[others] == FREE)
+            for k in np.flatnonzero(late).tolist():
+                cell = Cell(int(set_at[k]), row, was_free=bool(was_free[k]))
+                self._cells[forward.event, code, int(slots[k])] = cell
+            for k in np.flatnonzero(new).tolist():
+                self._note_taken(forward.event, code, int(slots[k]), int(set_at[k]))
             for event in np.unique(set_at[late]).tolist():
                 name = self._follower.names.name(code)
                 self._snapshots.note_read(event, slots[late & (set_at == event)], name, forward)
+
+    def _note_taken(self, event: int, reader: int, slot: int, set_at: int) -> None:
+        """Note which free took ``slot`` from the reader, or from the entry that served it."""
+        follower = self._follower
+        match, last = follower.context.matched(reader, slot), follower.frees.last(slot)
+        taken = None if match is None else follower.frees.of_match(match, slot)
+        held = set_at if match is None else min(set_at, match.event)
+        if taken is None and NEVER not in (set_at, last.event) and held < last.event:
+            taken = follower.frees.since(slot, held, event)
+        if taken is not None:
+            follower.context.taken[event, reader, slot] = taken
 
     def _is_new(self, code: int, slot: int) -> bool:
         """Whether a broken rule is reported now: it is once for each tenancy of the slot."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from kvcanary_cli.backends.cpu.event_records import NEVER
 from kvcanary_cli.trace.schema import GAP_OWNER
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class _Page:
     Attributes:
         slots: [n] what they name, in order.
         ends: [frees] where each one's slots end.
-        events: [frees] their ``i``; [n], by slot, where a cut's state is among them.
+        events: [frees] their ``i``, or [n] those of ``slots`` if it is told ``by_slot``: so does a
+            page with a cut's state in it.
         owners, reasons: [frees] places in ``names``, -1 = none.
         names: Of the segment's strings those; all pages hold the same object for a name.
         order: [n] places in ``slots``, by slot and then in order; None until asked for.
@@ -54,6 +56,7 @@ class _Page:
     slots: NDArray[np.int32]
     ends: NDArray[np.int32]
     events: Ints
+    by_slot: bool
     owners: NDArray[np.int32]
     reasons: NDArray[np.int32] | None
     names: list[str]
@@ -64,10 +67,9 @@ class _Page:
         if self.order is None:
             self.order = np.argsort(self.slots, kind="stable").astype(np.int32)
         first, stop = np.searchsorted(self.slots, [slot, slot + 1], sorter=self.order).tolist()
-        by_free = len(self.events) == len(self.ends)
         for at in self.order[first:stop].tolist():
             k = int(np.searchsorted(self.ends, at, side="right"))
-            event = int(self.events[k if by_free else at])
+            event = int(self.events[at if self.by_slot else k])
             reason = -1 if self.reasons is None else int(self.reasons[k])
             by, why = self.names[self.owners[k]], self.names[reason] if reason >= 0 else ""
             if by != GAP_OWNER:
@@ -87,7 +89,7 @@ class PastFrees:
         self._kept = 0
         self._noted: Segment | None = None
         # Frees up to this event have been dropped.
-        self._dropped = -1
+        self._dropped = NEVER
 
     def note(self, segment: Segment) -> None:
         """Keep what a segment tells; one call for each of its events does no harm."""
@@ -102,7 +104,7 @@ class PastFrees:
         while self._kept > self._most and len(self._pages) > 1:
             page = self._pages.popleft()
             self._kept -= len(page.slots)
-            self._dropped = max(self._dropped, int(page.events.max(initial=-1)))
+            self._dropped = max(self._dropped, int(page.events.max(initial=NEVER)))
 
     def first(self, slot: int, since: int, before: int) -> Free | None:
         """The first free of ``slot`` at an event within (``since``, ``before``).
@@ -115,7 +117,7 @@ class PastFrees:
         found = (
             free
             for page in self._pages
-            if page.events.max(initial=-1) > since
+            if page.events.max(initial=NEVER) > since
             for free in page.of(slot)
             if since < free.event < before
         )
@@ -148,6 +150,7 @@ def _page(segment: Segment) -> _Page | None:
         slots=slots.values[first:stop].astype(np.int32),
         ends=(slots.offsets[1:] - first).astype(np.int32),
         events=events,
+        by_slot=at is not None,
         owners=places[by],
         reasons=None if why is None else places[why],
         names=[intern(segment.strings[code]) for code in np.flatnonzero(is_named).tolist()],

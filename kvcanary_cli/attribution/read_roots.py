@@ -41,39 +41,59 @@ class ReadRoots:
         return self._follower.context.launches
 
     def of(self, found: OwnershipFinding, root: Root) -> Iterator[Root]:
-        """``root``, split by what its slots really go back to.
+        """``root``, split by what its slots really go back to: the first free, not the last.
 
         Who was served a slot when it was free, or another's, already, or whose cell was set to it
         then, suffers neither from the free nor from the owner.
         """
         owner_did_it = bool(root.what) and root.event != found.event
-        if found.what not in what.READS or owner_did_it or found.actor is None:
+        if owner_did_it or found.actor is None:
             yield root
             return
-        reader = self._follower.names.code_at(found.actor, found.event)
-        groups: dict[tuple[str, int], list[int]] = {}
+        groups: dict[Root, list[int]] = {}
         for slot in root.slots:
-            groups.setdefault(self._of_slot(found, root, reader, slot), []).append(slot)
-        for (name, event), slots in groups.items():
-            if name == root.what:
-                yield replace(root, slots=tuple(slots))
-            else:
-                # If that free took the slots from somebody, it is to blame for this, too.
-                freed = None if root.event == found.event else root.event
-                yield Root(name, event, tuple(slots), freed, root.by, root.suffers)
+            groups.setdefault(self._of_slot(found, root, slot), []).append(slot)
+        for one, slots in groups.items():
+            yield replace(one, slots=tuple(slots))
 
-    def _of_slot(
-        self, found: OwnershipFinding, root: Root, reader: int, slot: int
-    ) -> tuple[str, int]:
+    def _of_slot(self, found: OwnershipFinding, root: Root, slot: int) -> Root:
+        """What ``slot`` goes back to; the root's slots are those of all."""
+        context = self._follower.context
+        reader = self._follower.names.code_at(found.actor or "", found.event)
+        at = found.event, reader, slot
+        taken = context.taken.get(at)
+        if found.what in what.MATCHES and at in context.taken:
+            if taken is None:
+                return replace(root, follows=None, by=None)
+            return replace(root, follows=taken.free.event, by=taken.free.by, surely=taken.surely)
+        if found.what not in what.READS:
+            return root
         freed = root.event != found.event
-        match = self._follower.context.matched(reader, slot)
+        match = context.matched(reader, slot)
         if match is not None and match.event < found.event:
+            if taken is not None and taken.free.event < match.event:
+                free = taken.free
+                return replace(
+                    root,
+                    what=what.MATCH_OF_FREE,
+                    event=match.event,
+                    follows=free.event,
+                    by=free.by,
+                )
             if not freed or root.event < match.event:
-                return what.MATCH_OF_FREE, match.event
-            return root.what, root.event
-        # What was put into the row behind its free was not freed while the reader named it.
-        cell = self.cell(found, slot)
-        return (root.what, root.event) if cell is None else (LATE_CELL, cell.set_at)
+                return self._not_by_free(found, root, what.MATCH_OF_FREE, match.event)
+        elif (cell := self.cell(found, slot)) is not None:
+            # What was put into the row behind its free was not freed while the reader named it.
+            return self._not_by_free(found, root, LATE_CELL, cell.set_at)
+        if taken is None or not freed:
+            return root
+        return replace(root, event=taken.free.event, by=taken.free.by, surely=taken.surely)
+
+    @staticmethod
+    def _not_by_free(found: OwnershipFinding, root: Root, name: str, event: int) -> Root:
+        # If that free took the slots from somebody, it is to blame for this, too.
+        freed = None if root.event == found.event else root.event
+        return replace(root, what=name, event=event, follows=freed)
 
     def cell(self, found: OwnershipFinding, slot: int) -> Cell | None:
         """What led a read to ``slot``."""

@@ -243,7 +243,7 @@ def _late_cell(found: OwnershipFinding, root: Root, roots: ReadRoots) -> Cause:
     slot = root.slots[0]
     cell = roots.cell(found, slot)
     row = 0 if cell is None else cell.row
-    whose = "free" if found.owner is None else f"{found.owner}'s"
+    whose = "free" if cell is None or cell.was_free else f"{found.owner}'s"
     return Cause(
         cls="stale_mapping",
         subtype="cells_rewritten",
@@ -330,6 +330,8 @@ def _cause(found: OwnershipFinding, root: Root, roots: ReadRoots) -> Cause:
     if found.what == what.READ_OF_FREE and not root.what:
         # What it did was to give them back: it had no part in the read.
         culprit = Culprit(req=by, step=None, event=root.event)
+    if not root.surely:
+        evidence.append("whether they were freed before, too, is not known")
     return Cause(
         cls=cls,
         subtype=subtype or found.what,
@@ -337,6 +339,7 @@ def _cause(found: OwnershipFinding, root: Root, roots: ReadRoots) -> Cause:
         corrupting_event=corrupting,
         culprit=culprit,
         ruled_out=[runner_up(found, root, cls, own)],
+        confidence=CERTAIN if root.surely else PROBABLE,
         evidence=evidence,
         rests_on=_rests_on(found) if root.event == found.event else {},
     )

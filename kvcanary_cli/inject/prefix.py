@@ -153,7 +153,7 @@ def phantom_hit(run: CleanRun, rng: random.Random) -> Planted | None:
         planted = Planted(
             edits=edits,
             slots={slot},
-            causes=[frees[-1]],
+            causes=[frees[0]],
             culprits={new.req},
             subtypes={"phantom_hit"},
             histories={_READER: tokens},

@@ -101,7 +101,10 @@ class PoolEvents:
         cells = self.pool.row_cells(segment.text("own", "from", row) or "")
         # Moved slots may be the end of a path only: without a row their positions are unknown.
         self.pool.prefixes.publish(
-            entry, slots, np.empty(0, dtype=np.int32) if cells is None else cells
+            entry,
+            slots,
+            np.empty(0, dtype=np.int32) if cells is None else cells,
+            int(segment.index[k]),
         )
 
     def _publish(self, segment: Segment, k: int, row: int) -> None:
@@ -118,7 +121,7 @@ class PoolEvents:
             return
         req = segment.text("publish", "req", row)
         cells = None if req is None else self.pool.row_cells(req)
-        self.pool.prefixes.publish(entry, slots, cells)
+        self.pool.prefixes.publish(entry, slots, cells, int(segment.index[k]))
 
     def _unpublish(self, segment: Segment, k: int, row: int) -> None:
         self.pool.prefixes.unpublish(segment.text("unpublish", "entry", row) or "")

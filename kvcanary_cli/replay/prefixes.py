@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvcanary_cli.backends.cpu.event_records import NEVER
 from kvcanary_cli.backends.cpu.event_state import Entry, PrefixNumber
 from kvcanary_cli.backends.cpu.pages import zeros
 from kvcanary_cli.replay.token_store import close_gaps
@@ -73,6 +74,7 @@ class PrefixIndex:
         entry: str,
         slots: Ints,
         row: NDArray[np.int32] | None,
+        event: int,
     ) -> None:
         """Make ``entry`` visible.
 
@@ -81,10 +83,13 @@ class PrefixIndex:
             slots: Its slots in position order.
             row: Table row of the request that published it: where it holds these slots they have
                 their positions from. None = the slots start at position 0.
+            event: The ``i`` that does it.
         """
         self.unpublish(entry)
         if not len(slots):
             return
+        code = self.code(entry)
+        self.cells[code, Entry.EVENT] = event
         start, first_prev = 0, -1
         if row is not None:
             place = _find_run(row, slots)
@@ -93,6 +98,7 @@ class PrefixIndex:
                 return
             start, first_prev = place
         self.place(entry, slots, start, first_prev)
+        self.cells[code, Entry.EVENT] = event
 
     def place(
         self,
@@ -104,7 +110,8 @@ class PrefixIndex:
     ) -> None:
         """Make ``entry`` visible at positions ``start`` on, behind ``prev_slot`` (-1 = head).
 
-        Slots in ``gone`` are places only: the tree has given them back.
+        Slots in ``gone`` are places only: the tree has given them back. Since when they are in the
+        index is not known.
         """
         self.unpublish(entry)
         if not len(slots):
@@ -120,6 +127,7 @@ class PrefixIndex:
         cells = self.cells[code]
         cells[[Entry.AT, Entry.LEN, Entry.START, Entry.PREV]] = at, len(slots), start, prev_slot
         cells[Entry.SERIAL] = self.numbers[PrefixNumber.SERIAL]
+        cells[Entry.EVENT] = NEVER
 
     def unpublish(self, entry: str) -> None:
         code = self._codes.get(entry)
@@ -165,6 +173,38 @@ class PrefixIndex:
         gone: Ints = places[self.returns[places[:, 0]] != places[:, 1], 0].astype(np.int64)
         return gone
 
+    def shown_at(self, entry: str, slot: int, position: int, before: int) -> int:
+        """The event at which the index began to name what a match served.
+
+        Args:
+            entry: What was matched. Its path leads through other entries, so that ``slot`` may be
+                one of theirs.
+            slot, position: What it served.
+            before: The match.
+
+        Returns:
+            Of entries on the path that of the newest which names it there; ``NEVER`` if it is not
+            known: the entry is older than the trace, or was published anew.
+        """
+        code = self._codes.get(entry)
+        if code is not None:
+            hidden, event = (
+                self.cells[code, Entry.AT] == _HIDDEN,
+                int(self.cells[code, Entry.EVENT]),
+            )
+            if event < before and (hidden or (self._places(code)[:, 0] == slot).any()):
+                return event
+        codes = self._visible()
+        ends = self.cells[codes, Entry.AT] + self.cells[codes, Entry.LEN]
+        at = np.flatnonzero(self.places[: self.numbers[PrefixNumber.USED], 0] == slot)
+        # Entries stand in the order of their publication.
+        which = np.searchsorted(ends, at, side="right")
+        at, which = at[which < len(codes)], codes[which[which < len(codes)]]
+        within = at - self.cells[which, Entry.AT]
+        fits = (within >= 0) & (self.cells[which, Entry.START] + within == position)
+        events = self.cells[which[fits], Entry.EVENT]
+        return int(events[events < before].max(initial=NEVER))
+
     def entries(self) -> SweepEntries:
         """What a sweep verifies now: every place once, in order of publication."""
         codes = self._visible().tolist()
@@ -204,7 +244,9 @@ class PrefixIndex:
 
 def _hidden(count: int) -> Ints:
     """Cells of entries that are not visible."""
-    return np.full((count, len(Entry)), _HIDDEN, dtype=np.int64)
+    cells = np.full((count, len(Entry)), _HIDDEN, dtype=np.int64)
+    cells[:, Entry.EVENT] = NEVER
+    return cells
 
 
 def _find_run(row: NDArray[np.int32], slots: Ints) -> tuple[int, int] | None:

@@ -37,6 +37,7 @@ class Facts:
     ) -> None:
         self.state, self.context, self.names = state, context, names
         self.cached_chain, self.now = cached_chain, now
+        self.frees = now.follower.frees
 
     def writer(self, damage: Damage, **details: int | str) -> Culprit:
         """The last writer of the damaged slot."""

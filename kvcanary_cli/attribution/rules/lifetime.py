@@ -15,7 +15,6 @@ from kvcanary_cli.attribution.ledger import (
     UNKNOWN,
 )
 from kvcanary_cli.attribution.namespaces import alias_subtype
-from kvcanary_cli.attribution.past_frees import Free
 from kvcanary_cli.attribution.result import CERTAIN, POSSIBLE, PROBABLE, Culprit, RuledOut
 from kvcanary_cli.attribution.rules.facts import Facts
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvcanary_cli.attribution.context import MapFact, Window
+    from kvcanary_cli.attribution.past_frees import Free
 
 
 class LifetimeFacts(Facts):
@@ -253,7 +253,12 @@ class LifetimeFacts(Facts):
         writer = int(damage.writes.req[slot])
         if last == NEVER or held == NEVER or held > last or writer == damage.victim:
             return None
-        free, surely = self.taken_by(damage, held)
+        match = self.context.matched(damage.victim, slot)
+        if match is not None and match.event < last and self._phantom_hit(damage) is not None:
+            # The entry had lost the slot before: whoever freed it behind the match took it from
+            # nobody.
+            return None
+        free, surely = self.frees.since(slot, held, damage.event)
         reused = wrote > free.event
         culprit = Culprit(req=free.by, step=None, event=free.event)
         # What nobody wrote since its alloc may be what a copy brought.
@@ -277,24 +282,6 @@ class LifetimeFacts(Facts):
                 *([] if surely else ["whether it was freed before, too, is not kept so long"]),
             ],
         )
-
-    def taken_by(self, damage: Damage, held: int) -> tuple[Free, bool]:
-        """The free that took the slot from the reader, which names it since event ``held``.
-
-        Returns:
-            The first free since then, and whether that is sure; else the last one.
-        """
-        state, slot = self.state, damage.slot
-        last = Free(
-            int(state.free_event[slot]),
-            self.names.name(int(state.free_by[slot])) or "",
-            state.reasons[int(state.free_reason[slot])],
-        )
-        if int(state.alloc_event[slot]) <= held:
-            # Nobody was given the slot in between.
-            return last, True
-        first = state.past_frees.first(slot, held, damage.event)
-        return (last, False) if first is None else (first, True)
 
     def _not_written_since(self, damage: Damage) -> str:
         """What became of a slot that was given back and not written since."""
@@ -344,23 +331,27 @@ class LifetimeFacts(Facts):
 
     def _phantom_hit(self, damage: Damage) -> Cause | None:
         match = self.context.matched(damage.victim, damage.slot)
-        freed = int(self.state.free_event[damage.slot])
-        if match is None or freed == NEVER or freed > match.event:
+        taken = None if match is None else self.frees.of_match(match, damage.slot)
+        if match is None or taken is None:
             return None
+        free, last = taken.free, int(self.state.free_event[damage.slot])
         # Content that was there before the free is wrong only because the match names it.
         came = damage.came_event()
         return Cause(
             cls="prefix_index",
             subtype="phantom_hit",
-            cause_event=freed,
-            corrupting_event=came if came > freed else match.event,
+            cause_event=free.event,
+            corrupting_event=came if came > free.event else match.event,
             culprit=self.writer(damage),
             ruled_out=[
                 RuledOut("use_after_free", "the reader matched the slot after it was freed")
             ],
+            confidence=CERTAIN if taken.surely else PROBABLE,
             evidence=[
                 f"entry {match.entry} matched at event {match.event}",
-                f"its slot {damage.slot} had been freed at event {freed}",
+                f"its slot {damage.slot} had been freed at event {free.event}",
+                *([] if free.event == last else [f"given out again since, and freed at {last}"]),
+                *([] if taken.surely else ["whether it was freed before, too, is not known"]),
             ],
         )
 

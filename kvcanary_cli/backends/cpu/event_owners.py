@@ -165,7 +165,8 @@ def take_own(state, columns, at, event, out):  # type: ignore[no-untyped-def]
                 store_i32(past + load_i64(slots, k) * HALF_LINE, _PUBLISHED_BY, code)
     if is_shown:
         row = load_i64(facts_of(state, giver), _TABLE_ROW)
-        show_entry(state, load_i64(load_i64(columns, _C_ENTRY_OF), entry), slots, count, row)
+        number = load_i64(load_i64(columns, _C_ENTRY_OF), entry)
+        show_entry(state, number, slots, count, row, event)
     return _END
 
 
@@ -265,7 +266,8 @@ def take_publish(state, columns, at, event, out):  # type: ignore[no-untyped-def
         row = load_i64(facts_of(state, req), _TABLE_ROW)
         if row < 0:
             row = FROM_START
-    show_entry(state, load_i64(load_i64(columns, _C_ENTRY_OF), entry), slots, count, row)
+    number = load_i64(load_i64(columns, _C_ENTRY_OF), entry)
+    show_entry(state, number, slots, count, row, event)
     return _END
 
 

@@ -9,8 +9,8 @@ from kvcanary_cli.backends.cpu.memory import load_i32, load_i64, store_i32, stor
 #: Instead of a table row: the entry's slots begin at position 0.
 FROM_START = -2
 _FIELDS = len(Entry)
-_AT, _LEN, _START, _PREV, _SERIAL = constants(
-    Entry.AT, Entry.LEN, Entry.START, Entry.PREV, Entry.SERIAL
+_AT, _LEN, _START, _PREV, _SERIAL, _EVENT = constants(
+    Entry.AT, Entry.LEN, Entry.START, Entry.PREV, Entry.SERIAL, Entry.EVENT
 )
 _N_SERIAL, _N_USED, _N_ROOM, _N_UNPLACED = constants(
     PrefixNumber.SERIAL, PrefixNumber.USED, PrefixNumber.ROOM, PrefixNumber.UNPLACED
@@ -62,17 +62,20 @@ def _find_run(line, row_len, slots, count):  # type: ignore[no-untyped-def]
 
 
 @helper
-def show_entry(state, entry, slots, count, row):  # type: ignore[no-untyped-def]
+def show_entry(state, entry, slots, count, row, event):  # type: ignore[no-untyped-def]
     """Make an entry visible; there is room.
 
     Args:
         entry: Its number.
         slots, count: Address of its slots, and how many.
         row: Table row that they have their positions from, -1 = none has them, or ``FROM_START``.
+        event: The ``i`` that does it.
     """
     hide_entry(state, entry)
     if count == 0:
         return
+    cells = load_i64(state, _ENTRIES) + entry * _FIELDS * 8
+    store_i64(cells, _EVENT, event)
     numbers, row_len = load_i64(state, _NUMBERS), load_i64(state, _ROW_LEN)
     line = load_i64(state, _TABLE) + row * row_len * 4
     start, prev = 0, -1
@@ -93,7 +96,6 @@ def show_entry(state, entry, slots, count, row):  # type: ignore[no-untyped-def]
         store_i32(places, 2 * k + 1, load_i32(returns, slot))
     store_i64(numbers, _N_USED, used + count)
     store_i64(numbers, _N_SERIAL, serial)
-    cells = load_i64(state, _ENTRIES) + entry * _FIELDS * 8
     store_i64(cells, _AT, used)
     store_i64(cells, _LEN, count)
     store_i64(cells, _START, start)

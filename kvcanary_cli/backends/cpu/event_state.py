@@ -137,7 +137,8 @@ class Entry(IntEnum):
     LEN = 1
     START = 2  # position of its first slot, and the slot before that one, -1 = head
     PREV = 3
-    SERIAL = 4  # of its publication
+    SERIAL = 4  # of its publication, and the event that did it, NEVER = not known
+    EVENT = 5
 
 
 class PrefixNumber(IntEnum):
