@@ -39,6 +39,8 @@ class Explainer:
         self._now, self._follower = now, now.follower
         self._book, self._classifier = book, classifier
         self._damages = Damages(now)
+        # By lane and slot of changed bytes: when the content came, their fingerprint, the finding.
+        self._bytes: dict[tuple[str, str, int], tuple[int, int, Finding]] = {}
 
     def explain(self, chunk: ViolationChunk, forward: Forward | None) -> None:
         """Enter the violations of one lane in a forward, or in a sweep (None)."""
@@ -76,10 +78,15 @@ class Explainer:
         padded = int(damage.writes.pad_event[slot])
         key = (*lane_of(chunk), slot, max(damage.came_event(), padded))
         finding = self._book.known.get(key)
+        if finding is None and damage.kv_only:
+            finding = self._of_same_bytes(damage, chunk, k)
         if finding is None:
             others = self._of_others(damage, chunk, forward)
             first = lifetime_first(damage, others, lambda d: self._cause(d, chunk))
             finding = self._book.known[key] = self._book.of_damage(*first)
+        if damage.kv_only:
+            found = damage.came_event(), self._found_bytes(chunk, k)
+            self._bytes[(*lane_of(chunk), slot)] = (*found, finding)
         if finding.pool_kind != chunk.pool_kind:
             finding.violations += 1
             self._book.by_slot[(*lane_of(chunk), slot)] = finding
@@ -91,16 +98,28 @@ class Explainer:
     def _note_padding(self, chunk: ViolationChunk, slot: int, forward: Forward | None) -> None:
         """Enter the padding write of this very forward, where TAIL saw what it had left.
 
-        It does where a fingerprint was taken after the forward; else it looked before that write.
+        What was wrong before is no fault of the padding row.
         """
         if chunk.check != VERIFY or forward is None or chunk.pool_kind != "FULL":
             return
         if not (self._follower.padding_slots(forward) == slot).any():
             return
         assert self._now.replay is not None
-        worker = self._now.replay.worker(chunk.worker)
-        if any((worker.hashed(0, half) == slot).any() for half in ("k", "v")):
-            self._follower.note_padding(forward)
+        if self._now.replay.worker(chunk.worker).changed_under_padding(slot):
+            self._follower.note_padding(forward, only=slot)
+
+    def _of_same_bytes(self, damage: Damage, chunk: ViolationChunk, k: int) -> Finding | None:
+        """The finding of the bytes that are in the slot still, whatever padding rows did to it."""
+        met = self._bytes.get((*lane_of(chunk), damage.slot))
+        now = damage.came_event(), int(chunk.columns["expected_kv_hash"][k])
+        return met[2] if met is not None and met[:2] == now else None
+
+    def _found_bytes(self, chunk: ViolationChunk, k: int) -> int:
+        """Fingerprint of the wrong bytes, before a padding row of this very forward hit them."""
+        slot, before = int(chunk.columns["slot"][k]), None
+        if self._now.replay is not None and chunk.pool_kind == "FULL":
+            before = self._now.replay.worker(chunk.worker).under_padding.fingerprint(slot)
+        return int(chunk.columns["expected_kv_hash"][k]) if before is None else before
 
     def _known_before(self, chunk: ViolationChunk, k: int, forward: Forward) -> Finding | None:
         """The finding that a wrong chain value of what a forward writes goes back to.

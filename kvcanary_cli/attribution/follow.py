@@ -383,12 +383,15 @@ class Follower:
                 out.setdefault(min(active + k, bs - 1), []).append(slot)
         return out
 
-    def note_padding(self, forward: Forward) -> None:
-        """Enter which slots padding rows wrote; to do so twice changes nothing."""
+    def note_padding(self, forward: Forward, only: int | None = None) -> None:
+        """Enter which slots padding rows wrote, or that ``only`` one; twice is as good as once."""
         writes = self.lane(forward.worker, "FULL")
         for row, slots in self.padded_rows(forward).items():
-            writes.pad_event[slots], writes.pad_step[slots] = forward.event, forward.step
-            writes.pad_row[slots] = forward.recorded_row[row]
+            hit = slots if only is None else [slot for slot in slots if slot == only]
+            if not hit:
+                continue
+            writes.pad_event[hit], writes.pad_step[hit] = forward.event, forward.step
+            writes.pad_row[hit] = forward.recorded_row[row]
             active = int((forward.rows != PADDING_ROW).sum())
             self.context.pad_batches[forward.event] = (active, len(forward.rows))
         if forward.mode.is_decode_or_idle:

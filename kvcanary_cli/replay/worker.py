@@ -21,6 +21,7 @@ from kvcanary_cli.replay.collector import Collector
 from kvcanary_cli.replay.forwards import rows_as_read
 from kvcanary_cli.replay.lanes import get_rows, set_rows
 from kvcanary_cli.replay.tokens import RecordedTokens, expected_tokens
+from kvcanary_cli.replay.under_padding import UnderPadding
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -91,6 +92,7 @@ class WorkerCanary:
         self.lanes = lanes
         self.pending: Forward | None = None
         self._hashed: dict[tuple[int, str], list[Ints]] = {}
+        self.under_padding = UnderPadding(lanes[0])
         self._late: list[tuple[int, str, Ints, Ints]] = []
         self._backend = backend
         self._table = table
@@ -164,6 +166,7 @@ class WorkerCanary:
         if self._options.strict_upstream and self._capacities is not None:
             collector.drop_overflow = self._capacities.per_forward_verify_capacity
         self._hashed = {}
+        self.under_padding.clear()
         self._set_rows(forward)
         self.state.enable_chain_position_assert.fill_(0 if forward.tree is not None else 1)
         self._manager.pre_ops_outside_graph(forward.batch)
@@ -281,10 +284,23 @@ class WorkerCanary:
         TAIL sees those of slots that the forward wrote; all others count from then on.
         """
         wrote = np.isin(slots, self.collector.all_slots(lane_index))
-        self.lanes[lane_index].kv[half].set(slots[wrote], hashes[wrote])
+        kv = self.lanes[lane_index].kv[half]
+        if lane_index == 0:
+            self.under_padding.note(self.pending, half, slots[wrote])
+        kv.set(slots[wrote], hashes[wrote])
         self._hashed.setdefault((lane_index, half), []).append(slots[wrote])
         if not wrote.all():
             self._late.append((lane_index, half, slots[~wrote], hashes[~wrote]))
+
+    def changed_under_padding(self, slot: int) -> bool:
+        """Whether a padding row of the pending forward hit ``slot``, whose bytes were right so far.
+
+        Only where a fingerprint was taken behind the forward did TAIL see what the row had left.
+        """
+        return any(
+            slot in self.hashed(0, half) and not self.under_padding.was_wrong(half, slot)
+            for half in self.lanes[0].kv
+        )
 
     def finish(self) -> list[ViolationChunk]:
         """Verify and write the TAIL rows of the pending forward; the violations that it had."""

@@ -107,17 +107,52 @@ def test_padding_that_hits_what_its_own_batch_reads(hashed: bool) -> None:
     assert finding.culprit.details["batch_row"] == 1
 
 
-def test_bytes_that_were_wrong_before_the_padding_are_not_its_fault() -> None:
+@pytest.mark.parametrize("behind", [None, 77, 99])
+@pytest.mark.parametrize("again", [False, True])
+def test_bytes_that_were_wrong_before_the_padding_are_not_its_fault(
+    behind: int | None, again: bool
+) -> None:
+    """``behind``: the fingerprint of the slot that was taken behind the forward."""
     *before, step = decode("A", 4, 4, 1, 3, 2)
-    events = numbered(
-        [
-            *life("A", [1, 2, 3], [1, 2, 3], 1, 1),
-            _hash("after", 1, s1=11, s2=12, s3=13),
-            *before,
-            _hash("before", 2, s1=11, s2=77, s3=13),
-            _padded(step, 2),
-            _hash("after", 2, s4=14),
-        ]
-    )
-    findings = diagnose(HASHED, events).findings
-    assert findings[0].cls == "payload_mutation"
+    *then, last = decode("A", 5, 5, 1, 4, 3)
+    left = 77 if behind is None else behind
+    events = [
+        *life("A", [1, 2, 3], [1, 2, 3], 1, 1),
+        _hash("after", 1, s1=11, s2=12, s3=13),
+        *before,
+        _hash("before", 2, s1=11, s2=77, s3=13),
+        _padded(step, 2),
+        _hash("after", 2, s4=14, **({} if behind is None else {"s2": behind})),
+    ]
+    if again:
+        events += [*then, _hash("before", 3, s1=11, s2=left, s3=13, s4=14), last]
+        events += [_hash("after", 3, s5=15)]
+    bytes_, padding = diagnose(HASHED, numbered(events)).findings
+    assert (bytes_.cls, bytes_.victim, bytes_.slots) == ("payload_mutation", "A", {2})
+    assert bytes_.first_bad_step == 2
+    # What it left is its fault where that is something else again; the write is in any case.
+    changed = again and left != 77
+    assert (padding.cls, padding.violations) == ("pad_or_dummy_write", changed)
+    assert bytes_.violations == 1 + (again and not changed)
+
+
+@pytest.mark.parametrize("order", [(2, 3), (3, 2)])
+def test_of_two_slots_that_padding_hit_only_the_sound_one_is_its_fault(
+    order: tuple[int, int],
+) -> None:
+    *before, step = decode("A", 4, 4, 1, 3, 2)
+    padded = step
+    for slot in order:
+        padded = _padded(padded, slot)
+    events = [
+        *life("A", [1, 2, 3], [1, 2, 3], 1, 1),
+        _hash("after", 1, s1=11, s2=12, s3=13),
+        *before,
+        _hash("before", 2, s1=11, s2=77, s3=13),
+        padded,
+        _hash("after", 2, s2=98, s3=99, s4=14),
+    ]
+    found = {f.cls: f for f in diagnose(HASHED, numbered(events)).findings}
+    assert set(found) == {"payload_mutation", "pad_or_dummy_write"}
+    assert found["payload_mutation"].slots == {2}
+    assert {f.violations for f in found.values()} == {1}
