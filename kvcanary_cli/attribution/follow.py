@@ -255,8 +255,9 @@ class Follower:
         assert tokens is not None
         req = self.names.code(segment.text("accept", "req", row) or "")
         length = table.get_int("committed_len", row) if "committed_len" in table.columns else None
+        at = table.get_int("at", row)
         self.context.accepts[req] = AcceptFact(
-            event, tuple(nodes.tolist()), tuple(tokens.tolist()), length
+            event if at is None else at, tuple(nodes.tolist()), tuple(tokens.tolist()), length
         )
 
     def _on_future_put(self, segment: Segment, row: int, event: int) -> None:

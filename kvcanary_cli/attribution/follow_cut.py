@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvcanary_cli.attribution.ledger import BY_FORWARD, BY_STATE, NOBODY, Names, Writes
+from kvcanary_cli.attribution.ledger import BY_FORWARD, BY_STATE, BY_VERIFY, NOBODY, Names, Writes
 from kvcanary_cli.trace.schema import DEVICE_POOLS
 
 if TYPE_CHECKING:
@@ -78,5 +78,8 @@ class CutRows:
         writes.position[mine] = ints("position")[known]
         writes.true_position[mine] = ints("writer_position")[known]
         writes.kind[mine] = BY_FORWARD
+        verified = table.get_ints("verified", row)
+        if verified is not None:
+            writes.kind[mine[np.isin(mine, verified)]] = BY_VERIFY
         if not_owned is not None:
             writes.foreign[mine] = np.isin(mine, not_owned)

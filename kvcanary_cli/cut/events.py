@@ -170,8 +170,13 @@ def _entries(replay: StateReplay) -> Iterator[Event]:
 
 
 def _pending(replay: StateReplay, selection: Selection | None) -> Iterator[Event]:
-    """Work that was begun and has its effect in the cut."""
-    groups = (replay.launches, replay.transfers.values(), replay.futures.values())
+    """Work that was begun and has its effect in the cut, and what was accepted last."""
+    groups = (
+        replay.launches,
+        replay.transfers.values(),
+        replay.futures.values(),
+        replay.accepts.values(),
+    )
     for events in groups:
         for event in events:
             if selection is None or selection.keeps(event.get("req")):

@@ -104,8 +104,11 @@ class Past:
                 for code in np.unique(codes).tolist()
             }
             out["namespace"] = [spaces[code] for code in codes.tolist()]
-        not_owned = slots[known & writes.foreign[slots]]
-        return out | ({"not_owned": not_owned} if len(not_owned) else {})
+        masks = {
+            "not_owned": known & writes.foreign[slots],
+            "verified": writes.kind[slots] == BY_VERIFY,
+        }
+        return out | {name: slots[mask] for name, mask in masks.items() if mask.any()}
 
     def mapped(self, row: int, count: int) -> Ints:
         """[count] event that set each of the first cells of a table row."""

@@ -77,6 +77,7 @@ class StateReplay(Replay):
         launches: Launches of steps that are still to come, in order.
         transfers: Open transfers by id, in order.
         futures: Future ring to its last put.
+        accepts: Request that goes on to what was last accepted of its drafts.
         entries: Visible prefix entry to the request and namespace that it was published with.
         released: Request to the row that it gave back.
         ends: Request to the kind of event that ended it.
@@ -97,6 +98,7 @@ class StateReplay(Replay):
         self.launches: list[dict[str, Any]] = []
         self.transfers: dict[str, dict[str, Any]] = {}
         self.futures: dict[int, dict[str, Any]] = {}
+        self.accepts: dict[str, dict[str, Any]] = {}
         self.entries: dict[str, dict[str, str]] = {}
         self.released: dict[str, int] = {}
         self.ends: dict[str, str] = {}
@@ -112,6 +114,7 @@ class StateReplay(Replay):
             "transfer_end": self._note_end_of_transfer,
             "transfer_fail": self._note_end_of_transfer,
             "future_put": self._note_future,
+            "accept": self._note_accept,
             "row_release": self._note_release,
             "finish": self._note_end,
             "abort": self._note_end,
@@ -176,6 +179,10 @@ class StateReplay(Replay):
         ring = segment.tables["future_put"].get_int("ring", row) or 0
         self.futures[ring] = _event(segment, k)
 
+    def _note_accept(self, segment: Segment, k: int, row: int) -> None:
+        req = segment.text("accept", "req", row) or ""
+        self.accepts[req] = {"at": int(segment.index[k])} | _event(segment, k)
+
     # Requests.
 
     def _note_release(self, segment: Segment, k: int, row: int) -> None:
@@ -184,7 +191,9 @@ class StateReplay(Replay):
 
     def _note_end(self, segment: Segment, k: int, row: int) -> None:
         kind = segment.kind_of(k)
-        self.ends[segment.text(kind, "req", row) or ""] = kind
+        req = segment.text(kind, "req", row) or ""
+        self.ends[req] = kind
+        self.accepts.pop(req, None)
 
     def readers_of_rows(self) -> dict[str, int]:
         """Requests whose publishes still find their positions through a table row.

@@ -127,7 +127,8 @@ _KINDS = (
     _kind("deferred_write", "transfer", "req:str pos:ints"),
     _kind("lut", "lut", "full:ints swa:ints"),
     _kind("launch", "launch", "step:int req:str slots:ints? row:int? stream:str?"),
-    _kind("accept", "spec", "req:str nodes:ints tokens:ints committed_len:int"),
+    # at is ours: at the head of a cut, the i of the event that did this.
+    _kind("accept", "spec", "req:str nodes:ints tokens:ints committed_len:int at:int?"),
     _kind("fork", "fork", "parent:str child:str shared:ints copy_on_write:json?"),
     _kind("future_put", "future", "ring:int req:str token:int"),
     _kind("future_get", "future", "ring:int req:str token:int"),
@@ -146,14 +147,15 @@ _KINDS = (
     # is 0), unknown hold what no event shows. The writer fields are parallel to slots: the event
     # that wrote the slot last, and of a forward its request, its step (-1: no forward wrote it),
     # where the token belonged, and the namespace; not_owned are slots that were not their writer's,
-    # proposed those whose token a draft proposed.
+    # verified those that a verification of drafts wrote, proposed those whose token a draft
+    # proposed.
     _kind(
         "canary_rows",
         "canary_rows",
         "worker:str pool:str half:str slots:ints token:ints position:ints prev_hash:ints "
         "real_kv_hash:ints written_at:ints? lineage:ints? unlinked:ints? unhashed:ints? "
         "unknown:ints? writer:strs? writer_step:ints? writer_event:ints? writer_position:ints? "
-        "namespace:strs? not_owned:ints? proposed:ints?",
+        "namespace:strs? not_owned:ints? verified:ints? proposed:ints?",
     ),
     # Ours: what the recorder says about the recording itself; refused is the event in whose place
     # it stands, which named what the pool does not have (docs/trace-format.md).
