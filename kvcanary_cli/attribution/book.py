@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvcanary_cli.attribution.awaited import tell_awaited
 from kvcanary_cli.attribution.classes import remedy
 from kvcanary_cli.attribution.ledger import NEVER, NOBODY, TREE
-from kvcanary_cli.attribution.result import CERTAIN, CONFIDENCES, PROBABLE, Finding
+from kvcanary_cli.attribution.result import CERTAIN, CONFIDENCES, POSSIBLE, PROBABLE, Finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -175,6 +175,8 @@ class FindingBook:
             cause.evidence.append(
                 f"{family} events were not recorded: that there was none is not known"
             )
+        if unseen and cause.confidence == POSSIBLE:
+            cause.evidence.append("a sound engine may leave the same trace")
         return unseen
 
     def cut_ends(self, event: int) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvcanary_cli.attribution.diagnoser import Diagnoser
 from kvcanary_cli.attribution.ledger import NOBODY
 from kvcanary_cli.attribution.refused_state import refused_state
+from kvcanary_cli.attribution.result import POSSIBLE
 from kvcanary_cli.replay.conclude import conclude
 from kvcanary_cli.replay.gaps import replay_stretches
 from kvcanary_cli.replay.result import Verdict
@@ -139,10 +141,22 @@ def diagnose_trace(
 
 
 def _seeing(result: ReplayResult, findings: Sequence[Finding]) -> ReplayResult:
-    """``result``, no longer blind to what was found all the same."""
+    """``result``, no longer blind to what was found all the same.
+
+    It says which findings only the silence of families that were not recorded speaks for.
+    """
     found = {finding.cls for finding in findings}
     blind = tuple(name for name in result.coverage.blind_to if name not in found)
-    return replace(result, coverage=replace(result.coverage, blind_to=blind))
+    unseen = Counter(
+        family for f in findings if f.confidence == POSSIBLE for family in dict.fromkeys(f.unseen)
+    )
+    notes = [
+        f"{family} events were not recorded: without them {n} of {len(findings)} findings are "
+        "possible only, and a sound engine may leave the same trace"
+        for family, n in sorted(unseen.items())
+    ]
+    seeing = replace(result.coverage, blind_to=blind, notes=(*result.coverage.notes, *notes))
+    return replace(result, coverage=seeing)
 
 
 def _goes_on(replay: Replay) -> bool:

@@ -34,6 +34,7 @@ def coverage_line(finding: Finding, diagnosis: Diagnosis, ranks: int) -> str:
     elif absent:
         parts[0] += f"; {', '.join(absent)} not recorded"
     missing = [name for name in _TELLING if name not in records]
+    missing += [name for name in finding.unseen if name not in missing]
     if missing:
         parts.append("absent: " + ", ".join(f"{name} ({WITHOUT[name]})" for name in missing))
     else:

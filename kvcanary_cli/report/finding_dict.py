@@ -53,6 +53,7 @@ def finding_dict(finding: Finding) -> dict[str, Any]:
         "blast_radius": list(finding.blast_radius),
         "violations": finding.violations,
         "lost_within": finding.lost_within,
+        "unseen": list(finding.unseen),
     }
     out["summary"] = summary_line(finding)
     if finding.facts is not None:

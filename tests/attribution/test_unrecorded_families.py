@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvcanary_cli.cli.main import main
 from kvcanary_cli.report.finding_coverage import confidence_line
 from tests.attribution.events import HEAD, decode, decode_step, extend, life, numbered
 from tests.attribution.helpers import diagnose
+from tests.replay.cut_helpers import write_jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from kvcanary_cli.attribution.diagnose import Diagnosis
 
@@ -169,3 +173,78 @@ def test_what_follows_a_copy_that_was_not_seen_is_never_certain(
     assert not without("", engine()).findings
     found = without("transfer", engine()).findings
     assert {finding.confidence for finding in found} == {"possible"}
+
+
+def _forked() -> list[Event]:
+    """C shares A's slots, and gives them back for both."""
+    return [
+        *life("A", [11, 12], [1, 2], row=1, step=1),
+        {"kind": "history", "req": "C", "start": 0, "ids": [11, 12, 13]},
+        {"kind": "fork", "parent": "A", "child": "C", "shared": [1, 2]},
+        {"kind": "map", "row": 2, "start": 0, "slots": [1, 2]},
+        *decode("C", 13, 4, row=2, position=2, step=2)[1:],
+        {"kind": "finish", "req": "A"},
+        {"kind": "free", "owner": "C", "slots": [1, 2, 4], "reason": "finish"},
+        {"kind": "finish", "req": "C"},
+    ]
+
+
+def _hit() -> list[Event]:
+    """B is served from what A published."""
+    return [
+        *life("A", [1, 2, 3], [1, 2, 3], row=1, step=1),
+        {"kind": "publish", "entry": "e", "req": "A", "slots": [1, 2]},
+        {"kind": "history", "req": "B", "start": 0, "ids": [1, 2, 9]},
+        {"kind": "match", "req": "B", "entry": "e", "slots": [1, 2]},
+        {"kind": "alloc", "owner": "B", "slots": [13]},
+        {"kind": "map", "row": 2, "start": 0, "slots": [1, 2, 13]},
+        extend(2, "B", 2, 2, [9], [13]),
+    ]
+
+
+SHARED = {"fork": _forked, "prefix": _hit, "transfer": _moved}
+
+
+@pytest.mark.parametrize("family", SHARED)
+def test_the_report_says_that_a_sound_engine_may_look_so(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the evidence, in the finding's coverage and confidence, and in that of the whole."""
+    events = SHARED[family]()
+    assert without("", events).verdict == "clean"
+    head = HEAD | {"records": [name for name in ALL if name != family]}
+    kept = numbered(e for e in events if e["kind"] not in KINDS[family])
+    path = str(write_jsonl(tmp_path / "t.jsonl", head, kept))
+    assert main(["replay", path, "--format", "json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    sound = "a sound engine may leave the same trace"
+    for finding in told["findings"]:
+        assert (finding["confidence"], family in finding["unseen"]) == ("possible", True)
+        assert sound in finding["evidence"]
+        assert any(f"{family} events were not recorded" in line for line in finding["evidence"])
+    count = len(told["findings"])
+    note = f"{family} events were not recorded: without them {count} of {count} findings are "
+    (line,) = [text for text in told["coverage"]["notes"] if text.startswith(note)]
+    assert line.endswith(sound)
+
+    assert main(["replay", path]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line in text for text in lines) == 1
+    assert sum(text.strip() == sound for text in lines) == count
+    for label in ("COVERAGE      ", "CONFIDENCE    possible"):
+        of_findings = [text for text in lines if text.startswith(label)]
+        assert len(of_findings) == count
+        assert all(f"{family} (" in text for text in of_findings)
+
+
+def test_what_is_certain_all_the_same_has_no_such_note() -> None:
+    """A's slot is read when it is B's, whatever copies there were."""
+    events = [
+        *life("A", [1, 2, 3], [1, 2, 3], row=1, step=1),
+        {"kind": "free", "owner": "A", "slots": [2]},
+        *life("B", [8], [2], row=2, step=2),
+        *decode("A", 4, 4, 1, 3, 3),
+    ]
+    diagnosis = without("transfer", events)
+    assert [f.confidence for f in diagnosis.findings] == ["certain"]
+    assert not any("sound engine" in note for note in diagnosis.replay.coverage.notes)
