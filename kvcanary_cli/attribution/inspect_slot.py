@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvcanary_cli.attribution.context import transfer_key
+from kvcanary_cli.attribution.inspect_contents import Contents
 from kvcanary_cli.attribution.inspect_question import Answer, Question
 from kvcanary_cli.attribution.ledger import FREE, NEVER, NOBODY, UNKNOWN
 
@@ -243,18 +244,20 @@ class WhoWrote(Question):
         )
         self._steps: set[int] = set()
         self._found = False
-        self._written_token: dict[int, tuple[int, int | None]] = {}
+        self._contents: Contents | None = None
         self._pending = False
         self._bad: str | None = None
 
     def event(self, scene: Scene, segment: Segment, k: int, kind: str, row: int) -> None:
-        if kind != "copy" or (_text(segment, kind, "dst_pool", row) or "full") != self.pool:
-            return
-        source, dst = segment.json(kind, "src", row), segment.tables[kind].get_ints("dst", row)
-        at = [] if dst is None else np.flatnonzero(dst == self.slot).tolist()
-        if at and isinstance(source, dict):
-            # The source says which position it is; its token is its request's there.
-            self._written_token = {int(segment.index[k]): (int(source["pos"][at[-1]]), None)}
+        self._held(scene).event(segment, kind, row)
+
+    def _held(self, scene: Scene) -> Contents:
+        if self._contents is None:
+            pool = scene.header.pool
+            last = pool.swa_max_slot if self._lane[1] == "SWA" else pool.max_slot
+            has_tokens = scene.header.tokens != "absent"
+            self._contents = Contents(last + 1, self.pool, has_tokens=has_tokens)
+        return self._contents
 
     def forward(self, scene: Scene, forward: Forward, lanes: list[Ints]) -> None:
         if forward.worker != self._lane[0]:
@@ -271,17 +274,16 @@ class WhoWrote(Question):
         if forward.step == self.step:
             self._tell(scene, "as read")
             self._found = True
-        for at in np.flatnonzero(lanes[index] == self.slot).tolist():
-            self._written_token = {
-                forward.event: (int(forward.positions[at]), int(forward.input_ids[at]))
-            }
+        self._held(scene).written(forward, lanes[index])
+        if (lanes[index] == self.slot).any():
             self._pending = forward.step == self.step
         if index == 0 and forward.step == self.step:
             self._pending |= bool((scene.follower.padding_slots(forward) == self.slot).any())
 
     def begin_anew(self, event: int) -> None:
         super().begin_anew(event)
-        self._written_token.clear()
+        if self._contents is not None:
+            self._contents.begin_anew()
 
     def _near(self, step: int) -> None:
         self._steps = {*sorted({*self._steps, step}, key=lambda s: abs(s - self.step))[:3]}
@@ -307,14 +309,14 @@ class WhoWrote(Question):
         line |= {"step": None, "position": None, "token": None, "before": None}
         if event != NEVER:
             step, before = int(writes.step[self.slot]), int(writes.before_event[self.slot])
-            place = self._written_token.get(event)
+            position, token = self._held(scene).of(self.slot)
             line |= {
                 "what": ("nothing", "forward", "verify", "copy", "state")[writes.kind[self.slot]],
                 "who": names.name(int(writes.req[self.slot])),
                 "event": event,
                 "step": None if step == NOBODY else step,
-                "position": None if place is None else place[0],
-                "token": None if place is None else place[1],
+                "position": position,
+                "token": token,
             }
             if before != NEVER:
                 former = names.name(int(writes.before_req[self.slot]))

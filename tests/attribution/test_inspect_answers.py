@@ -9,7 +9,7 @@ import pytest
 
 from kvcanary_cli.cli.main import main
 from tests.attribution.blocks import ROOT
-from tests.attribution.events import HEAD, decode, numbered
+from tests.attribution.events import HEAD, decode, life, numbered
 from tests.trace.helpers import write_jsonl
 
 if TYPE_CHECKING:
@@ -222,4 +222,33 @@ def test_who_wrote_what_a_copy_brought(ask, tmp_path: Path, slot: int) -> None:
     path = write_jsonl(tmp_path / "t.jsonl", HEAD, numbered(events))
     (line,) = ask(str(path), "--who-wrote", f"{slot}@1")["lines"]
     assert (line["what"], line["who"], line["event"]) == ("copy", "A", 3)
-    assert (line["position"], line["token"]) == (slot - 1, None)
+    assert (line["position"], line["token"]) == (slot - 1, 10 + slot)
+
+
+@pytest.mark.parametrize("by", [{"by": "A"}, {}, {"by": "A", "canary": False}])
+@pytest.mark.parametrize("tokens", ["raw", "absent"])
+def test_what_a_copy_within_the_pool_moved(
+    ask, tmp_path: Path, by: dict[str, Any], tokens: str
+) -> None:
+    """Twice, so that the second copy takes what the first one brought; then one from a host."""
+    events = [
+        *life("A", [11, 12, 13], [1, 2, 3], row=1, step=1),
+        {"kind": "alloc", "owner": "A", "slots": [4, 5, 6, 7, 8, 9]},
+        {"kind": "copy", "src": [1, 2, 3], "dst": [4, 5, 6], "via": "d2d"} | by,
+        {"kind": "copy", "src": [4, 5, 6], "dst": [9, 8, 7], "via": "d2d"} | by,
+        {"kind": "map", "row": 1, "start": 0, "slots": [9, 8, 7]},
+        *decode("A", 14, 10, row=1, position=3, step=2),
+        {"kind": "copy", "src": [3], "dst": [9], "via": "load", "src_pool": "host"} | by,
+        *decode("A", 15, 11, row=1, position=4, step=3),
+    ]
+    head = HEAD | {"tokens": tokens}
+    kept = [e for e in events if tokens == "raw" or e["kind"] != "history"]
+    if tokens == "absent":
+        kept = [{n: v for n, v in e.items() if n != "input_ids"} for e in kept]
+    path = str(write_jsonl(tmp_path / "t.jsonl", head, numbered(kept)))
+    for slot, position in ((9, 0), (8, 1), (7, 2), (4, 0), (1, 0)):
+        (line,) = ask(path, "--who-wrote", f"{slot}@2")["lines"]
+        token = 11 + position if tokens == "raw" else None
+        assert (line["position"], line["token"]) == (position, token)
+    (line,) = ask(path, "--who-wrote", "9@3")["lines"]
+    assert (line["what"], line["position"], line["token"]) == ("copy", None, None)
