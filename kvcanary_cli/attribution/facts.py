@@ -111,6 +111,24 @@ class LifeEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OtherReader:
+    """Who read, in the same forward, what the finding's reader did not.
+
+    Attributes:
+        reader: Request.
+        row, prefix: As in ``FindingFacts``.
+        slots: Ascending, at most ``MAX_SLOTS``.
+        slots_total: How many there were.
+    """
+
+    reader: str
+    row: int
+    prefix: int
+    slots: tuple[int, ...]
+    slots_total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FindingFacts:
     """The scene of a finding when it was first seen.
 
@@ -128,6 +146,8 @@ class FindingFacts:
         owners: Slots around the damage, ascending; gaps are gaps.
         owners_are_writers: The map names last writers: owners of this pool are not recorded.
         life: Events in order, at most ``MAX_LIFE``; ``life_total`` counts all.
+        others: Who read the damage that ``reader`` did not.
+        not_met: Slots of the finding that ``reader`` did not meet in that forward.
     """
 
     event: int
@@ -146,3 +166,5 @@ class FindingFacts:
     owners_are_writers: bool
     life: tuple[LifeEvent, ...]
     life_total: int
+    others: tuple[OtherReader, ...] = ()
+    not_met: frozenset[int] = frozenset()

@@ -15,6 +15,7 @@ from kvcanary_cli.attribution.facts import (
     Act,
     EntryFact,
     FindingFacts,
+    OtherReader,
 )
 from kvcanary_cli.attribution.ledger import NEVER, NOBODY, TREE
 from kvcanary_cli.attribution.slot_life import Life, slots_life
@@ -201,29 +202,51 @@ class Snapshots:
         life = self._life(finding.worker, finding.pool_kind, slots, reader, finding.culprit.req)
         if finding.cls == "use_after_free" and finding.cause_event is not None:
             life.add_free(finding.cause_event, slots)
-        primary = ~rows.seam
+        row = rows.of_reader(reader, forward)
+        met = rows.met(row)
+        not_met: set[int] = set()
+        if met and rows.access == "read" and forward is not None and finding.pool_kind == "FULL":
+            met |= self._cells_read(forward, row)
+            not_met = set(slots.tolist()) - met
+        others = rows.others(row, forward, met)
+        primary = ~rows.seam & (rows.rows == row)
         where: dict[int, int] = {}
         for slot, position in zip(
             rows.slot[primary].tolist(), rows.position[primary].tolist(), strict=True
         ):
             where.setdefault(slot, position)
-        if rows.row >= 0:
-            life.add_row(rows.row, where, forward, reader)
+        if row >= 0:
+            life.add_row(row, where, forward, reader)
         name = reader if reader is not None else "the prefix cache's sweep"
-        life.add(event, rows.access, name, slots, step=step)
+        mine = slots[~np.isin(slots, list(not_met))] if not_met else slots
+        life.add(event, rows.access, name, mine, step=step)
+        for other in others:
+            life.add(event, "read", other.reader, np.array(other.slots, dtype=np.int64), step=step)
         return self._assemble(
             event=event,
             step=step,
             forward=forward,
             reader=reader,
-            row=rows.row,
+            row=row,
             life=life,
             slots=slots,
             access=rows.access,
             rows=rows,
+            others=others,
+            not_met=frozenset(not_met),
             entries=self._entries(finding, rows, writes, forward, slots),
             lane=(finding.worker, finding.pool_kind),
         )
+
+    def _cells_read(self, forward: Forward, row: int) -> set[int]:
+        """Slots that the prefix of the batch row in table row ``row`` names."""
+        at = np.flatnonzero(forward.rows == row)
+        if self.follower.pool is None or not len(at):
+            return set()
+        prefix = int(forward.prefix[at[0]])
+        cells = self.follower.pool.table[row, :prefix].tolist()
+        as_read = forward.row_as_read.get(row, [])[:prefix]
+        return {*as_read, *cells[len(as_read) :]}
 
     def _assemble(
         self,
@@ -239,6 +262,8 @@ class Snapshots:
         rows: Rows | None = None,
         entries: tuple[EntryFact, ...] = (),
         lane: tuple[str, str] = ("target", "FULL"),
+        others: tuple[OtherReader, ...] = (),
+        not_met: frozenset[int] = frozenset(),
     ) -> FindingFacts:
         seams = () if rows is None else rows.seams()
         table_row, prefix = _row_and_prefix(forward, row, reader)
@@ -263,6 +288,8 @@ class Snapshots:
             owners_are_writers=lane[1] != "FULL",
             life=tuple(kept),
             life_total=len(told),
+            others=others,
+            not_met=not_met,
         )
 
     def _entries(

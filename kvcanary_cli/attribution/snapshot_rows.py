@@ -9,15 +9,16 @@ import numpy as np
 
 from kvcanary_cli.abi.constants import FailReason, fail_reason_labels
 from kvcanary_cli.attribution.book import ONE_STEP
-from kvcanary_cli.attribution.facts import SeamFact
+from kvcanary_cli.attribution.facts import MAX_SLOTS, OtherReader, SeamFact
 from kvcanary_cli.replay.violations import VERIFY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from kvcanary_cli.attribution.result import Finding
+    from kvcanary_cli.replay.forwards import Forward
     from kvcanary_cli.replay.violations import ViolationChunk
 
     Ints = NDArray[np.int64]
@@ -34,6 +35,7 @@ class Rows:
         expected, checked: The token that belongs there, and whether it was compared.
         seam, prev: Whether only the predecessor was replaced, and which slot that is.
         bits: Fail reasons.
+        rows, is_read: Table row of each, -1 = none, and whether it is of a read.
         row: Table row of the first, -1 = none.
         access: ``read``, ``write`` or ``check``.
     """
@@ -47,6 +49,8 @@ class Rows:
     seam: NDArray[np.bool_]
     prev: Ints
     bits: Ints
+    rows: Ints
+    is_read: NDArray[np.bool_]
     row: int = -1
     access: str = "read"
 
@@ -69,6 +73,7 @@ class Rows:
         bits = [c.bits[m] for c, m in parts]
         first = parts[0][0] if parts else None
         row = column("row")
+        reads = [np.full(int(m.sum()), c.check == VERIFY) for c, m in parts]
         return cls(
             slot=column("slot"),
             position=column("expected_position"),
@@ -79,9 +84,46 @@ class Rows:
             seam=column("seam") != 0,
             prev=column("prev_slot"),
             bits=np.concatenate(bits) if bits else np.empty(0, dtype=np.int64),
+            rows=row,
+            is_read=np.concatenate(reads) if reads else np.empty(0, dtype=np.bool_),
             row=int(row[0]) if len(row) else -1,
             access=_unshown(finding) if first is None else _ACCESS[first.check == VERIFY],
         )
+
+    def of_reader(self, req: str | None, forward: Forward | None) -> int:
+        """Table row through which ``req`` met the damage; else that of the first violation."""
+        if forward is not None and req is not None:
+            for row, name in zip(forward.rows.tolist(), forward.reqs, strict=True):
+                if name == req and (self.rows == row).any():
+                    return int(row)
+        return self.row
+
+    def met(self, row: int) -> set[int]:
+        """Damaged slots that the reader in table row ``row`` met."""
+        return set(self.slot[(self.rows == row) & ~self.seam].tolist())
+
+    def others(
+        self, row: int, forward: Forward | None, met: Iterable[int]
+    ) -> tuple[OtherReader, ...]:
+        """Who read damaged slots that the reader in ``row`` did not meet, each slot once."""
+        if forward is None or row < 0:
+            return ()
+        told, out = set(met), []
+        for b, other in enumerate(forward.rows.tolist()):
+            req = forward.reqs[b]
+            hit = (self.rows == other) & self.is_read & ~self.seam
+            slots = set(self.slot[hit].tolist()) - told
+            if not slots or other == row or req is None:
+                continue
+            told |= slots
+            some = tuple(sorted(slots)[:MAX_SLOTS])
+            prefix = int(forward.prefix[b])
+            out.append(
+                OtherReader(
+                    reader=req, row=other, prefix=prefix, slots=some, slots_total=len(slots)
+                )
+            )
+        return tuple(out)
 
     def reasons(self) -> tuple[tuple[str, int], ...]:
         """(fail reason, how many entries), of the damaged entries."""

@@ -168,6 +168,9 @@ def unwritten_read(run: CleanRun, rng: random.Random) -> Planted | None:
         write = run.writes[slot][k]
         if run.events[write.at]["forward_mode"] == "TARGET_VERIFY":
             continue
+        if _published_unread(run, slot, write.at):
+            # Whoever meets it then reads what was published unwritten: that fault comes first.
+            continue
         edits = Edits(run.events)
         edits.event(write.at)["out_cache_loc"][write.token] = -1
         planted = Planted(
@@ -190,6 +193,17 @@ def unwritten_read(run: CleanRun, rng: random.Random) -> Planted | None:
                 planted.victims.add(write.req)
             return planted
     return None
+
+
+def _published_unread(run: CleanRun, slot: int, after: int) -> bool:
+    """Whether ``slot`` becomes visible in the prefix index before anybody reads it."""
+    reads = run.reads_between(slot, after, None)
+    stop = reads[0].at if reads else len(run.events)
+    return any(
+        event["kind"] == "publish" or (event["kind"] == "own" and event.get("entry") is not None)
+        for event in run.events[after:stop]
+        if event["kind"] in ("publish", "own") and slot in (event.get("slots") or ())
+    )
 
 
 def _keep_bytes(

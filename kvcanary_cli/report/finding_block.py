@@ -94,6 +94,7 @@ def _scene(finding: Finding, facts: FindingFacts) -> Iterator[tuple[str, str]]:
     label, line = entries.accessed(facts, finding.slots)
     if facts.entries or facts.reader is not None or facts.step is not None:
         yield label, line
+        yield from (("", other) for other in entries.others(facts))
     if facts.entries:
         yield from _under("  found", entries.found(facts))
         yield from _under("  expected", entries.expected(facts))

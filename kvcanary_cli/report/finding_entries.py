@@ -9,7 +9,7 @@ from kvcanary_cli.attribution.facts import MAX_ENTRIES
 from kvcanary_cli.report.words import count, ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from kvcanary_cli.attribution.facts import Act, EntryFact, FindingFacts
 
@@ -32,14 +32,11 @@ def accessed(facts: FindingFacts, damaged: set[int]) -> tuple[str, str]:
         details.append(facts.mode)
     if facts.prefix is not None:
         details.append(f"prefix {facts.prefix}")
-    slots = {entry.slot for entry in facts.entries}
+    slots = {entry.slot for entry in facts.entries} - facts.not_met
     if not slots:
         slots = set(sorted(damaged)[:MAX_ENTRIES])
-    total = facts.entries_total if facts.entries else len(damaged)
-    more = total - len(slots)
-    line = f"of {'slot' if total == 1 else 'slots'} {ranges(slots)}" if slots else ""
-    line += f" and {more:,} more" if slots and more else ""
-    line = f"{line} by {who}".strip()
+    total = facts.entries_total - len(facts.not_met) if facts.entries else len(damaged)
+    line = f"{_of_slots(slots, total)} by {who}".strip()
     if details:
         line += f" ({', '.join(details)})"
     if facts.step is not None:
@@ -48,6 +45,23 @@ def accessed(facts: FindingFacts, damaged: set[int]) -> tuple[str, str]:
     if facts.reasons:
         line += ": " + ", ".join(f"{name} x{times}" for name, times in facts.reasons)
     return label, line
+
+
+def _of_slots(slots: Collection[int], total: int) -> str:
+    if not slots:
+        return ""
+    more = f" and {total - len(slots):,} more" if total > len(slots) else ""
+    return f"of {'slot' if total == 1 else 'slots'} {ranges(slots)}{more}"
+
+
+def others(facts: FindingFacts) -> Iterator[str]:
+    """What further readers of the same forward met that the first one did not."""
+    for other in facts.others[:_MAX_GROUPS]:
+        of_slots = _of_slots(other.slots, other.slots_total)
+        yield f"{of_slots} by {other.reader} (row {other.row}, prefix {other.prefix})"
+    left = len(facts.others) - _MAX_GROUPS
+    if left > 0:
+        yield f"... {count(left, 'more reader')}"
 
 
 def _nobody(facts: FindingFacts) -> str:

@@ -18,6 +18,16 @@ def scene_dict(facts: FindingFacts) -> dict[str, Any]:
         "req": facts.reader,
         "row": facts.row,
         "prefix": facts.prefix,
+        "others": [
+            {
+                "req": other.reader,
+                "row": other.row,
+                "prefix": other.prefix,
+                "slots": list(other.slots),
+                "slots_total": other.slots_total,
+            }
+            for other in facts.others
+        ],
         "fail_reasons": dict(facts.reasons),
         "entries": [
             {
