@@ -47,17 +47,20 @@ class ReadRoots:
         then, suffers neither from the free nor from the owner.
         """
         owner_did_it = bool(root.what) and root.event != found.event
-        if owner_did_it or found.actor is None:
+        by_name = found.what in what.READS or found.what in what.MATCHES
+        if owner_did_it or found.actor is None or not by_name:
             yield root
             return
+        # The slots are no part of what is alike: there may be very many.
+        bare = replace(root, slots=())
         groups: dict[Root, list[int]] = {}
         for slot in root.slots:
-            groups.setdefault(self._of_slot(found, root, slot), []).append(slot)
+            groups.setdefault(self._of_slot(found, bare, slot), []).append(slot)
         for one, slots in groups.items():
             yield replace(one, slots=tuple(slots))
 
     def _of_slot(self, found: OwnershipFinding, root: Root, slot: int) -> Root:
-        """What ``slot`` goes back to; the root's slots are those of all."""
+        """What ``slot`` goes back to."""
         context = self._follower.context
         reader = self._follower.names.code_at(found.actor or "", found.event)
         at = found.event, reader, slot
@@ -66,7 +69,7 @@ class ReadRoots:
             if taken is None:
                 return replace(root, follows=None, by=None)
             return replace(root, follows=taken.free.event, by=taken.free.by, surely=taken.surely)
-        if found.what not in what.READS:
+        if found.what in what.MATCHES:
             return root
         freed = root.event != found.event
         match = context.matched(reader, slot)
