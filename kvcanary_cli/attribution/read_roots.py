@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvcanary_cli.attribution import result as what
-from kvcanary_cli.attribution.ownership import Root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from kvcanary_cli.attribution.follow import Follower
     from kvcanary_cli.attribution.late_cells import Cell, LateCells
+    from kvcanary_cli.attribution.ownership import Root
     from kvcanary_cli.attribution.result import OwnershipFinding
 
 #: ``Root.what`` of a read through a cell that was set to a slot which was not the reader's then.
