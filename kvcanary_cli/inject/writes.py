@@ -111,7 +111,11 @@ def stale_padding_slot(run: CleanRun, rng: random.Random) -> Planted | None:
         slot, row = rng.choice(read)
         planted = _padded(run, rng, at, slot)
         planted.victims = {row.req}
-        planted.step = run.step(following) if "kv_hash" in run.records else run.step(at)
+        # Without fingerprints, who reads the slot in the very forward that hits it reads damage.
+        at_once = "kv_hash" not in run.records and any(
+            slot in _held(run, r, at, at) for r in run.rows[at]
+        )
+        planted.step = run.step(at if at_once else following)
         planted.until = run.behind_forward(following)
         return planted
     return None
