@@ -148,8 +148,9 @@ def _was_checked(replay: Replay) -> bool:
     tally = replay.tally
     if tally.entries_verified or tally.sweep_entries:
         return True
-    # Rows that read nothing are sound as far as they go, if the table was there to be read.
-    return bool(tally.entries_written) and "map" in replay.header.records
+    # Rows that read nothing are sound as far as they go, if the table was there to be read; rows
+    # none of whose reads could be checked are not.
+    return bool(tally.entries_written) and not tally.skipped and "map" in replay.header.records
 
 
 def _own_notes(replay: Replay) -> list[str]:

@@ -74,6 +74,20 @@ def test_nothing_verified_is_no_clean_verdict(records: list[str], events: list[E
     assert result.verdict == "not_checked"
 
 
+@pytest.mark.parametrize("reads", ["known", "unknown", "none"])
+def test_rows_none_of_whose_reads_could_be_checked_are_no_clean_verdict(reads: str) -> None:
+    """The recording began with a server that was running: what slots held then is not known."""
+    known = [_history(), _map(0, [1, 2, 3, 4]), _extend(1, 0, [1, 2, 3])]
+    first = known if reads == "known" else [_history(), _map(0, [1, 2, 3, 4])]
+    last = _extend(2, 0, [1]) if reads == "none" else _extend(2, 3, [4])
+    result = replay(header(starts_mid_run=True), numbered([*first, last]))
+    verified = {"known": 3, "unknown": 0, "none": 0}[reads]
+    skipped = 3 if reads == "unknown" else 0
+    coverage = result.coverage
+    assert (coverage.entries_verified, coverage.entries_skipped) == (verified, skipped)
+    assert result.verdict == ("not_checked" if reads == "unknown" else "clean")
+
+
 def _hash(phase: str, step: int, slots: list[int], half: str, value: int) -> Event:
     hashes = [value + slot for slot in slots]
     event = {"kind": "kv_hash", "phase": phase, "step": step, "slots": slots, "hash": hashes}
