@@ -188,11 +188,13 @@ class PrefixIndex:
         """
         code = self._codes.get(entry)
         if code is not None:
-            hidden, event = (
-                self.cells[code, Entry.AT] == _HIDDEN,
-                int(self.cells[code, Entry.EVENT]),
-            )
-            if event < before and (hidden or (self._places(code)[:, 0] == slot).any()):
+            event = int(self.cells[code, Entry.EVENT])
+            # A name alone, which compiled code has numbered, is no entry that was published.
+            if self.cells[code, Entry.AT] == _HIDDEN:
+                names_it = event != NEVER
+            else:
+                names_it = bool((self._places(code)[:, 0] == slot).any())
+            if names_it and event < before:
                 return event
         codes = self._visible()
         ends = self.cells[codes, Entry.AT] + self.cells[codes, Entry.LEN]

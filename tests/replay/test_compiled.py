@@ -76,7 +76,14 @@ def test_planted_faults(engine: Settings, fault: str, seed: int) -> None:
     assert_compiled_is_general(head, planted[0])
 
 
+# Matches name an entry that other events name, too, and that was never published.
+NEVER_PUBLISHED = Settings(
+    seed=881, page_size=2, padding="none", host_tier=True, salted=True, steps=30
+)
+
+
 @given(engine_settings(), st.integers(0, 1 << 32), st.integers(1, 25), st.sampled_from([None, 9]))
+@example(NEVER_PUBLISHED, 1066, 25, None)
 @settings(max_examples=25, suppress_health_check=SLOW)
 def test_soups(engine: Settings, seed: int, count: int, segment_events: int | None) -> None:
     head, events = simulate(engine)
