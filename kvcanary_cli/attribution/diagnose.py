@@ -133,17 +133,20 @@ def diagnose_trace(
         checked.goes_on()
     wanted = tuple(f for f in findings if _asked_for(f, asked, checked))
     return Diagnosis(
-        replay=_seeing(result, wanted),
+        replay=_seeing(result, wanted, diagnosers[-1].kept_by_transfers),
         ownership=tuple(o for o in ownership if _wanted(o, asked, checked)),
         findings=wanted,
         rank=record,
     )
 
 
-def _seeing(result: ReplayResult, findings: Sequence[Finding]) -> ReplayResult:
+def _seeing(
+    result: ReplayResult, findings: Sequence[Finding], kept_by_transfers: int
+) -> ReplayResult:
     """``result``, no longer blind to what was found all the same.
 
-    It says which findings only the silence of families that were not recorded speaks for.
+    It says which findings only the silence of families that were not recorded speaks for, and how
+    many slots of ended requests are no leak only because a transfer of them was under way.
     """
     found = {finding.cls for finding in findings}
     blind = tuple(name for name in result.coverage.blind_to if name not in found)
@@ -155,6 +158,11 @@ def _seeing(result: ReplayResult, findings: Sequence[Finding]) -> ReplayResult:
         "possible only, and a sound engine may leave the same trace"
         for family, n in sorted(unseen.items())
     ]
+    if kept_by_transfers:
+        notes.append(
+            f"{kept_by_transfers} slots of requests that had ended belong to transfers that had "
+            "not: whether they come back is not known"
+        )
     seeing = replace(result.coverage, blind_to=blind, notes=(*result.coverage.notes, *notes))
     return replace(result, coverage=seeing)
 

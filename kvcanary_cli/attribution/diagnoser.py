@@ -52,13 +52,18 @@ if TYPE_CHECKING:
 
 
 class Diagnoser:
-    """Watches one replay (``replay.watcher.Watcher``)."""
+    """Watches one replay (``replay.watcher.Watcher``).
+
+    Attributes:
+        kept_by_transfers: Slots of requests that had ended, and a transfer of them had not.
+    """
 
     def __init__(self, header: TraceHeader, notes: TraceNotes, *, ranks: bool = True) -> None:
         self.follower = Follower(header)
         self.record = RankRecord.of(header, kept=ranks)
         self._now = UnderWay(self.follower)
         self.ends_in_gap = False
+        self.kept_by_transfers = 0
         follower = self.follower
         has_swa = bool(header.pool.swa_slots)
         self.book = FindingBook(
@@ -229,7 +234,7 @@ class Diagnoser:
     def ended(self) -> None:
         if not self.ends_in_gap:
             # What was lost there may have given the slots back.
-            self.follower.leaks()
+            self.kept_by_transfers = self.follower.leaks(self._races.slots_under_way())
         self._races.explain(self.book)
         self.book.tell_awaited()
         roots = ReadRoots(self.follower, self._late_cells)

@@ -399,15 +399,21 @@ class Follower:
             for b, slot in enumerate(forward.out_cache_loc[: len(forward.token_row)].tolist()):
                 self.context.batch_row_slot[b] = (slot, forward.step)
 
-    def leaks(self) -> None:
-        """Report slots of requests that ended at least two steps before the trace did."""
-        self.rules.leaks(
-            {
-                code: event
-                for code, (event, seen) in self._end_steps.items()
-                if code > TREE and self._steps_seen - seen >= 2
-            }
-        )
+    def leaks(self, in_transfer: Ints) -> int:
+        """Report slots of requests that ended at least two steps before the trace did.
+
+        Args:
+            in_transfer: Slots of transfers under way, which are none.
+
+        Returns:
+            How many would have been reported else.
+        """
+        ended = {
+            code: event
+            for code, (event, seen) in self._end_steps.items()
+            if code > TREE and self._steps_seen - seen >= 2
+        }
+        return self.rules.leaks(ended, in_transfer)
 
 
 def _by_event(at: Ints | None, slots: Ints, event: int) -> list[tuple[int, Ints]]:

@@ -144,6 +144,11 @@ class TransferRaces:
         cause = self._found(window, slots, event, copied=True)
         return dict.fromkeys(slots.tolist(), cause)
 
+    def slots_under_way(self) -> Ints:
+        """Slots of transfers that have not ended, ascending."""
+        none = np.empty(0, dtype=np.int64)
+        return np.unique(np.concatenate([none, *(one.slots for one in self._open.values())]))
+
     @property
     def any(self) -> bool:
         return bool(self._races)

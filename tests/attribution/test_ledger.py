@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -151,8 +152,19 @@ def test_leaks_name_the_request_that_ended() -> None:
     rules = OwnershipRules(SLOTS + 1, Names())
     rules.alloc("A", np.array([1, 2, 3], dtype=np.int64), 0)
     rules.free("A", np.array([2], dtype=np.int64), 1, None)
-    rules.leaks({rules.names.code("A"): 5})
+    used = np.array([4], dtype=np.int64)
+    assert rules.leaks({rules.names.code("A"): 5}, used) == 0
     assert [(f.what, f.event, f.slots) for f in rules.findings] == [("leak", 5, (1, 3))]
+
+
+@pytest.mark.parametrize("used", [[1], [3, 4], [1, 2, 3]])
+def test_what_a_transfer_keeps_is_no_leak(used: list[int]) -> None:
+    rules = OwnershipRules(SLOTS + 1, Names())
+    rules.alloc("A", np.array([1, 2, 3], dtype=np.int64), 0)
+    kept = {1, 2, 3} & set(used)
+    assert rules.leaks({rules.names.code("A"): 5}, np.array(used, dtype=np.int64)) == len(kept)
+    told = [slot for f in rules.findings for slot in f.slots]
+    assert set(told) == {1, 2, 3} - kept
 
 
 def _bytes(*holders: object) -> int:

@@ -41,7 +41,7 @@ def _forwards(run: Run) -> list[dict[str, Any]]:
     return [event for event in events(run.trace) if event["kind"] == "forward"]
 
 
-@pytest.mark.parametrize("name", [*CLEAN, "paired", "connector", "no_cache"])
+@pytest.mark.parametrize("name", [*CLEAN, "paired", "connector", "sends", "no_cache"])
 def test_a_healthy_run_replays_clean(name: str, runs: dict[str, Run]) -> None:
     done = runs[name]
     assert done.result["error"] is None
@@ -183,6 +183,43 @@ def test_a_fault_in_the_live_engine_is_named(fault: str, runs: dict[str, Run]) -
     if fault in ("free_live_block", "hand_out_twice"):
         assert {slot // 32 for slot in finding.slots} == {truth["slot"] // 32}
     assert finding.first_bad_step == _first_bad_step(done, fault, truth)
+
+
+def test_what_a_connector_keeps_blocks_for_is_told(runs: dict[str, Run]) -> None:
+    """From every request's end on until the engine is told that it was sent, several at a time."""
+    told = events(runs["sends"].trace)
+    open_now: dict[str, str] = {}
+    most, sent = 0, set()
+    for event in told:
+        if event["kind"] == "transfer_begin":
+            assert event["via"] == "store"
+            assert event["slots"]
+            open_now[event["req"]] = event["id"]
+        elif event["kind"] == "transfer_end":
+            assert open_now.pop(event["req"]) == event["id"]
+            sent.add(event["req"])
+        elif event["kind"] in ("free", "own"):
+            assert event.get("from", event["owner"]) not in open_now
+        most = max(most, len(open_now))
+    assert not open_now
+    # A request that was aborted before it had blocks has nothing to send.
+    assert {e["req"] for e in told if e["kind"] == "finish"} <= sent
+    assert runs["sends"].result["aborted"] > 0
+    assert most > 1
+    (left_out,) = open_trace(runs["sends"].trace).header.not_recorded
+    assert "HoldingConnector" in left_out
+
+
+def test_blocks_freed_while_they_are_sent_are_named(runs: dict[str, Run]) -> None:
+    done = runs["fault_free_while_sending"]
+    truth = done.result["truth"]
+    (finding,) = replay(done.trace).findings
+    assert (finding.cls, finding.subtype) == ("transfer_race", "store_read_after_free")
+    assert finding.culprit.req == truth["req"]
+    assert {slot // 32 for slot in finding.slots} <= set(truth["blocks"])
+    told = events(done.trace)
+    freed = [e for e in told if e["kind"] == "free" and e["owner"] == truth["req"]]
+    assert finding.cause_event in {e["i"] for e in freed}
 
 
 def _first_bad_step(done: Run, fault: str, truth: dict[str, Any]) -> int:

@@ -32,6 +32,7 @@ DESCRIPTION: dict[str, Any] = {
     "paired": False,
     "waves": 1,
     "connector": None,
+    "connector_module": None,
     "prompt_tokens": [8, 160],
     "new_tokens": [8, 40],
     "gap": 3,
@@ -111,6 +112,7 @@ def build_engine(run: dict[str, Any]) -> Any:
 
         arguments["kv_transfer_config"] = KVTransferConfig(
             kv_connector=run["connector"],
+            kv_connector_module_path=run["connector_module"],
             kv_role="kv_both",
             kv_connector_extra_config={"shared_storage_path": str(Path(run["folder"]) / "stored")},
         )
@@ -173,7 +175,7 @@ class Load:
             if every and rounds % every == every - 1 and self.scheduler.running:
                 self.engine.abort_request([self.scheduler.running[-1].request_id], internal=True)
                 self.aborted += 1
-            if not self.engine.has_unfinished_requests() and not self.waiting:
+            if not self.waiting and not self.scheduler.has_requests():
                 self.done = True
                 return
             self.engine.step()

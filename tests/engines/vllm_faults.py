@@ -14,6 +14,8 @@ def plant(fault: str, load: Load) -> dict[str, Any] | None:
     """Plant ``fault``; what was done, or None if no request fits it yet."""
     scheduler, manager = load.scheduler, load.scheduler.kv_cache_manager
     pool, size = manager.block_pool, 32
+    if fault == "free_while_sending":
+        return _free_while_sending(scheduler)
     for request in scheduler.running:
         name = request.request_id
         blocks = manager.coordinator.get_blocks(name)[0]
@@ -53,6 +55,19 @@ def plant(fault: str, load: Load) -> dict[str, Any] | None:
             case _:
                 raise ValueError(f"no fault {fault!r}")
         return truth
+    return None
+
+
+def _free_while_sending(scheduler: Any) -> dict[str, Any] | None:
+    """A request that has ended gives its blocks back before the connector has named it."""
+    manager = scheduler.kv_cache_manager
+    if not scheduler.waiting and not scheduler.running:
+        return None
+    for name, request in scheduler.requests.items():
+        if request.is_finished():
+            blocks = [block.block_id for block in manager.coordinator.get_blocks(name)[0]]
+            manager.free(request)
+            return {"req": name, "blocks": blocks}
     return None
 
 

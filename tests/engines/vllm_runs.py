@@ -23,6 +23,10 @@ _FAULT = {
     "engine_args": {"num_gpu_blocks_override": 40},
     "record_options": {"tokens": "raw", "kv_hash": "all"},
 }
+_SENDS = {
+    "connector": "HoldingConnector",
+    "connector_module": "tests.engines.vllm_connector",
+}
 FAULTS = (
     "free_live_block",
     "hand_out_twice",
@@ -78,6 +82,14 @@ RUNS: dict[str, dict[str, Any]] = {
         "record_options": {"tokens": "raw", "kv_hash": "all"},
         # vLLM's example stores whole prompts only, so none may come in chunks.
         "engine_args": {"enable_prefix_caching": False, "max_num_batched_tokens": 256},
+    },
+    "sends": {**_LONG, **_SENDS, "abort_every": 90, "record_options": _RAW},
+    "fault_free_while_sending": {
+        **_FAULT,
+        **_SENDS,
+        "new_tokens": [8, 20],
+        "fault": "free_while_sending",
+        "engine_args": {"num_gpu_blocks_override": 40, "enable_prefix_caching": False},
     },
     "no_cache": {
         "requests": 12,

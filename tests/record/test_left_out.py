@@ -86,7 +86,8 @@ def test_vllm_groups_drafts_workers_and_graphs() -> None:
     assert "MultiprocExecutor" in derived
     connector = SimpleNamespace(kv_connector="ExampleConnector")
     assert _vllm(kv_transfer_config=connector) == [
-        "what the connector (ExampleConnector) stores elsewhere"
+        "what the connector (ExampleConnector) stores of running requests, and of ended ones "
+        "whose blocks it does not keep"
     ]
     graphs = SimpleNamespace(cudagraph_mode=SimpleNamespace(name="FULL"))
     assert _vllm(compilation_config=graphs) == []

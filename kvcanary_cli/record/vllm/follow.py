@@ -16,9 +16,8 @@ import numpy as np
 from kvcanary_cli.record.shadows import HistoryShadow
 from kvcanary_cli.record.vllm.batches import Inputs, computed_of, of_scheduler
 from kvcanary_cli.record.vllm.blocks import BlockLedger
-from kvcanary_cli.record.vllm.loads import Loads
-from kvcanary_cli.record.vllm.pool_calls import PoolCalls
-from kvcanary_cli.record.vllm.requests import Namespaces, Rows
+from kvcanary_cli.record.vllm.connector_calls import ConnectorCalls
+from kvcanary_cli.record.vllm.requests import Namespaces, Rows, was_aborted
 from kvcanary_cli.record.vllm.tables import BlockTableShadow
 from kvcanary_cli.trace.schema import TREE_OWNER
 
@@ -50,10 +49,7 @@ class _Launch:
     first: int = 0
 
 
-_ABORTED = ("FINISHED_ABORTED", "FINISHED_ERROR", "FINISHED_IGNORED")
-
-
-class Follower(PoolCalls):
+class Follower(ConnectorCalls):
     """Turns the engine core's calls into events.
 
     Attributes:
@@ -84,8 +80,7 @@ class Follower(PoolCalls):
         self._histories = HistoryShadow(session.tokens)
         self._rows = Rows(pools.rows)
         self._namespaces = Namespaces()
-        self._loads = Loads()
-        for state in (ledger, self._table, self._histories):
+        for state in (self._table, self._histories):
             session.add_state(state)
         self._output: Any = None
         self._prepared: _Launch | None = None
@@ -325,29 +320,6 @@ class Follower(PoolCalls):
     def _namespace_of(self, request: Any) -> str:
         return self._namespaces.of(request)
 
-    # What a connector brings.
-
-    def _load(self, request: Any, begin: int, count: int, later: bool) -> None:
-        req, size = str(request.request_id), self._pools.block_size
-        held = self._pools.scheduler.kv_cache_manager.get_block_ids(req)[self._pools.group or 0]
-        positions = np.arange(begin, begin + count, dtype=np.int64)
-        blocks = np.array(held, dtype=np.int64)
-        slots = blocks[positions // size] * size + positions % size
-        self._tell_history(request)
-        self.session.emit_all(self._loads.begin(req, positions, slots))
-        if not later:
-            self.session.emit_all(self._loads.end(req))
-
-    def enter_received(self, _scheduler: Any, kv_connector_output: Any) -> None:
-        """Asynchronous loads have ended."""
-        for req in kv_connector_output.finished_recving or ():
-            self.session.emit_all(self._loads.end(str(req)))
-
-    def enter_failed(self, _scheduler: Any, failed_req_ids: Any) -> None:
-        """Asynchronous loads have failed."""
-        for req in failed_req_ids or ():
-            self.session.emit_all(self._loads.fail(str(req)))
-
     # Ends of requests.
 
     def enter_preempt(self, scheduler: Any, *_args: Any, **_kwargs: Any) -> bool:
@@ -385,8 +357,7 @@ class Follower(PoolCalls):
         if raised or scheduler is not self._pools.scheduler:
             return
         self._tell_history(request)
-        status = getattr(request.status, "name", "")
-        self._end("abort" if status in _ABORTED else "finish", request)
+        self._end("abort" if was_aborted(request) else "finish", request)
         self._histories.forget(str(request.request_id))
 
     def _end(self, kind: str, request: Any) -> None:
@@ -426,3 +397,4 @@ class Follower(PoolCalls):
             if block.block_hash is not None and int(block.block_id) not in held:
                 self._ledger.adopt(int(block.block_id), TREE_OWNER)
         self.session.defer(lambda: self._ledger.retell(gap=False))
+        self._adopt_sends()

@@ -103,7 +103,10 @@ def not_recorded(config: Any, pools: Pools) -> list[str]:
         )
     connector = getattr(getattr(config, "kv_transfer_config", None), "kv_connector", None)
     if connector:
-        left_out.append(f"what the connector ({connector}) stores elsewhere")
+        left_out.append(
+            f"what the connector ({connector}) stores of running requests, and of ended ones "
+            "whose blocks it does not keep"
+        )
     left_out += scales_of(getattr(getattr(config, "cache_config", None), "cache_dtype", None))
     graphs = getattr(getattr(config, "compilation_config", None), "cudagraph_mode", None)
     if pools.is_on_device and getattr(graphs, "name", "NONE") != "NONE":

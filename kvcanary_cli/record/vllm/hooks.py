@@ -29,8 +29,15 @@ _TABLE: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
     (
         _SCHEDULER,
         "Scheduler._update_from_kv_xfer_finished",
-        "enter_received",
+        "enter_transferred",
         "",
+        ("transfer",),
+    ),
+    (
+        _SCHEDULER,
+        "Scheduler._connector_finished",
+        "",
+        "leave_connector_finished",
         ("transfer",),
     ),
     (_SCHEDULER, "Scheduler._handle_failed_recving", "enter_failed", "", ("transfer",)),

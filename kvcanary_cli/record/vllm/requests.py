@@ -6,6 +6,14 @@ import hashlib
 import heapq
 from typing import Any
 
+#: Names of the states of requests that ended otherwise than by their own account.
+_ABORTED = ("FINISHED_ABORTED", "FINISHED_ERROR", "FINISHED_IGNORED")
+
+
+def was_aborted(request: Any) -> bool:
+    """Whether a request that has ended did so before it was answered."""
+    return getattr(request.status, "name", "") in _ABORTED
+
 
 class Rows:
     """Table rows of requests: the lowest free one, from the first forward to the end."""

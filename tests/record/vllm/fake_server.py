@@ -8,7 +8,10 @@ from __future__ import annotations
 import random
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 BLOCK = 4
 SECRET_SALT = "salt-of-a-user"
@@ -48,6 +51,31 @@ def config(blocks: int = 24, **scheduler: Any) -> Any:
     )
 
 
+class Connector:
+    """Keeps the blocks of requests that have ended for some steps.
+
+    Attributes:
+        sending: Request to the steps that its blocks are still kept for; may be changed.
+    """
+
+    def __init__(self, steps: int, keeps: Callable[[Request], bool]) -> None:
+        self.sending: dict[str, int] = {}
+        self._steps, self._keeps = steps, keeps
+
+    def request_finished(self, request: Request, _block_ids: list[int]) -> tuple[bool, None]:
+        if not self._keeps(request):
+            return False, None
+        self.sending[request.request_id] = self._steps
+        return True, None
+
+    def get_finished(self, _finished: set[str]) -> tuple[list[str], None]:
+        self.sending = {name: left - 1 for name, left in self.sending.items()}
+        # vLLM's is a set, whose order is another in every process.
+        done = [name for name, left in self.sending.items() if left <= 0]
+        self.sending = {name: left for name, left in self.sending.items() if left > 0}
+        return done, None
+
+
 class Server:
     """An engine core and requests with shared prefixes."""
 
@@ -81,9 +109,16 @@ class Server:
                 self._propose()
             self.core.step()
 
+    def connect(
+        self, steps: int = 3, keeps: Callable[[Request], bool] = lambda _request: True
+    ) -> Connector:
+        """From now on blocks of ended requests that ``keeps`` says are kept for ``steps`` steps."""
+        self.scheduler.connector = Connector(steps, keeps)
+        return self.scheduler.connector
+
     def finish(self) -> None:
-        """Run until no request is left."""
-        while self.scheduler.running or self.scheduler.waiting:
+        """Run until no request is left and nothing is being sent."""
+        while self.scheduler.requests:
             self.core.step()
 
     def _propose(self) -> None:

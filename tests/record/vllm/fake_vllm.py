@@ -184,7 +184,7 @@ class Scheduler:
             vllm_config.cache_config.num_gpu_blocks, vllm_config.cache_config.block_size
         )
         self.requests, self.running, self.waiting = {}, [], []
-        self.drafts, self.external = {}, {}
+        self.drafts, self.external, self.connector = {}, {}, None
 
     def add_request(self, request):
         self.requests[request.request_id] = request
@@ -268,20 +268,37 @@ class Scheduler:
                 request.status = SimpleNamespace(name="FINISHED_STOPPED")
                 self.running.remove(request)
                 self._free_request(request)
+        moved = getattr(model_runner_output, "kv_connector_output", None)
+        if moved is not None:
+            self._update_from_kv_xfer_finished(moved)
 
     def finish_requests(self, names, status):
         for name in names:
-            request = self.requests[name]
+            request = self.requests.get(name)
+            if request is None or request.status.name.startswith("FINISHED"):
+                continue
             request.status = SimpleNamespace(name=status)
             (self.running if request in self.running else self.waiting).remove(request)
             self._free_request(request)
 
     def _free_request(self, request, delay_free_blocks=False):
+        delay, params = self._connector_finished(request)
+        if not (delay or delay_free_blocks):
+            self._free_blocks(request)
+
+    def _free_blocks(self, request):
         self.kv_cache_manager.free(request)
         del self.requests[request.request_id]
 
+    def _connector_finished(self, request):
+        if self.connector is None:
+            return False, None
+        blocks = self.kv_cache_manager.get_block_ids(request.request_id)[0]
+        return self.connector.request_finished(request, blocks)
+
     def _update_from_kv_xfer_finished(self, kv_connector_output):
-        return None
+        for name in kv_connector_output.finished_sending or ():
+            self._free_blocks(self.requests[name])
 
     def _handle_failed_recving(self, failed_req_ids):
         return set()
@@ -438,9 +455,16 @@ class EngineCore:
         self.scheduler = Scheduler(vllm_config)
 
     def step(self):
-        output = self.scheduler.schedule()
-        if output.num_scheduled_tokens:
-            result = self.model_executor.execute_model(output, self.scheduler)
+        output, connector = self.scheduler.schedule(), self.scheduler.connector
+        if output.num_scheduled_tokens or connector is not None:
+            result = SimpleNamespace(sampled_token_ids=[], req_id_to_index={})
+            if output.num_scheduled_tokens:
+                result = self.model_executor.execute_model(output, self.scheduler)
+            if connector is not None:
+                done, _ = connector.get_finished(set())
+                result.kv_connector_output = SimpleNamespace(
+                    finished_sending=done, finished_recving=None
+                )
             self.scheduler.update_from_output(output, result)
 
     def shutdown(self):

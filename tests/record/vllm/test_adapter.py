@@ -8,7 +8,7 @@ import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,35 +17,12 @@ from tests.record.helpers import events, parts, replay, steps
 from tests.record.vllm import fake_server
 from tests.record.vllm.conftest import environment
 from tests.record.vllm.fake_vllm import write_package
+from tests.record.vllm.recording import is_clean, run_recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Python = Callable[..., subprocess.CompletedProcess[str]]
+    from tests.record.vllm.recording import Python
 
 SERVER = Path(fake_server.__file__)
-
-
-def _run(python: Python, folder: Path, body: str, **options: Any) -> subprocess.CompletedProcess:
-    """Record what ``body`` does with ``Server``."""
-    install = {"tokens": "raw", **options.pop("install", {})}
-    done = python(
-        "from kvcanary_cli.record.vllm import install\n"
-        f"recorder = install({str(folder / 'run.kvtrace')!r}, **{install!r})\n"
-        "from tests.record.vllm.fake_server import Server\n" + body + "\nrecorder.close()\n",
-        **options,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "recording ends" not in done.stderr
-    return done
-
-
-def _is_clean(trace: Path) -> Any:
-    diagnosis = replay(trace)
-    assert not diagnosis.ownership
-    assert not diagnosis.findings
-    assert diagnosis.verdict == "clean"
-    return diagnosis
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -54,7 +31,7 @@ def test_all_runners_tell_the_same(seed: int, tmp_path: Path, python: Python) ->
     for number, core in enumerate(("", "runner='v2'", "executor='mp'")):
         folder = tmp_path / str(number)
         body = f"server = Server({seed}, {core})\nserver.run(60)\nserver.finish()"
-        said.append(_run(python, folder, body).stderr)
+        said.append(run_recorded(python, folder, body).stderr)
         (trace,) = parts(folder)
         told.append(events(trace))
     assert told[0] == told[1] == told[2]
@@ -64,18 +41,19 @@ def test_all_runners_tell_the_same(seed: int, tmp_path: Path, python: Python) ->
     assert {"map", "alloc", "free", "own", "publish", "unpublish", "match", "history"} <= kinds
     (trace,) = parts(tmp_path / "0")
     assert steps(trace) == list(range(len(steps(trace))))
-    diagnosis = _is_clean(trace)
+    diagnosis = is_clean(trace)
     assert diagnosis.replay.coverage.entries_verified > 1_000
 
 
 def test_preempted_requests_come_back(tmp_path: Path, python: Python) -> None:
-    _run(python, tmp_path, "server = Server(2, blocks=14)\nserver.run(60, gap=3)\nserver.finish()")
+    body = "server = Server(2, blocks=14)\nserver.run(60, gap=3)\nserver.finish()"
+    run_recorded(python, tmp_path, body)
     (trace,) = parts(tmp_path)
     retracted = [e["req"] for e in events(trace) if e["kind"] == "retract"]
     assert retracted
     finished = {e["req"] for e in events(trace) if e["kind"] == "finish"}
     assert set(retracted) <= finished
-    _is_clean(trace)
+    is_clean(trace)
 
 
 def test_a_reader_of_what_is_written_in_the_same_launch_comes_second(
@@ -93,12 +71,12 @@ first._length = second._length = 14
 server.core.step()
 server.finish()
 """
-    _run(python, tmp_path, body)
+    run_recorded(python, tmp_path, body)
     (trace,) = parts(tmp_path)
     forwards = [e for e in events(trace) if e["kind"] == "forward"]
     assert [f["reqs"] for f in forwards[:2]] == [["r0"], ["r1"]]
     assert forwards[1]["extend_prefix_lens"] == [8]
-    _is_clean(trace)
+    is_clean(trace)
 
 
 def test_drafts_and_what_was_accepted(tmp_path: Path, python: Python) -> None:
@@ -114,7 +92,7 @@ server = Server()
 server.run(60, drafts=True)
 server.finish()
 """
-    _run(python, tmp_path, body)
+    run_recorded(python, tmp_path, body)
     (trace,) = parts(tmp_path)
     assert "spec" in open_trace(trace).header.records
     modes = {e["forward_mode"] for e in events(trace) if e["kind"] == "forward"}
@@ -129,7 +107,7 @@ server.finish()
         end = event["committed_len"]
         said = told[event["req"]][end - len(event["nodes"]) : end + 1]
         assert event["tokens"][: len(said)] == said
-    _is_clean(trace)
+    is_clean(trace)
 
 
 def test_aborts_and_a_cache_that_is_reset(tmp_path: Path, python: Python) -> None:
@@ -143,13 +121,13 @@ assert server.scheduler.kv_cache_manager.block_pool.reset_prefix_cache()
 server.run(4)
 server.finish()
 """
-    _run(python, tmp_path, body)
+    run_recorded(python, tmp_path, body)
     (trace,) = parts(tmp_path)
     assert sum(e["kind"] == "abort" for e in events(trace)) == 2
     reset = [e for e in events(trace) if e.get("reason") == "reset"]
     assert len(reset) == 1
     assert reset[0]["owner"] == "tree"
-    _is_clean(trace)
+    is_clean(trace)
 
 
 def test_blocks_that_come_back_later(tmp_path: Path, python: Python) -> None:
@@ -170,10 +148,10 @@ del manager.free
 server.run(6)
 server.finish()
 """
-    _run(python, tmp_path, body)
+    run_recorded(python, tmp_path, body)
     (trace,) = parts(tmp_path)
     assert "drain" in {e.get("reason") for e in events(trace)}
-    _is_clean(trace)
+    is_clean(trace)
 
 
 def test_what_a_connector_loads_counts_as_written(tmp_path: Path, python: Python) -> None:
@@ -185,19 +163,19 @@ request.num_prompt_tokens = 12
 server.scheduler.external["r0"] = 8
 server.finish()
 """
-    _run(python, tmp_path, body)
+    run_recorded(python, tmp_path, body)
     (trace,) = parts(tmp_path)
     moved = [e for e in events(trace) if e["kind"] in ("transfer_begin", "copy", "transfer_end")]
     assert [e["kind"] for e in moved] == ["transfer_begin", "copy", "transfer_end"]
     assert moved[1]["src"] == {"req": "r0", "pos": list(range(8))}
     assert moved[1]["dst"] == moved[0]["slots"] == list(range(4, 12))
-    _is_clean(trace)
+    is_clean(trace)
 
 
 def test_salts_keep_prefixes_apart_and_are_not_told(tmp_path: Path, python: Python) -> None:
     secret = fake_server.SECRET_SALT
     body = f"server = Server()\nserver.send(3, {secret!r})\nserver.send(3)\nserver.finish()"
-    _run(python, tmp_path, body)
+    run_recorded(python, tmp_path, body)
     (trace,) = parts(tmp_path)
     forward = next(e for e in events(trace) if e["kind"] == "forward")
     first, second = forward["namespaces"]
@@ -224,7 +202,7 @@ other.num_prompt_tokens, other._length = 12, 30
 for _ in range(4):
     server.core.step()
 """
-    _run(python, tmp_path, body)
+    run_recorded(python, tmp_path, body)
     (trace,) = parts(tmp_path)
     finding = replay(trace).findings[0]
     assert finding.cls == "use_after_free"
@@ -269,7 +247,7 @@ server.finish()
     (trace,) = parts(tmp_path)
     assert not open_trace(trace).header.starts_mid_run
     assert open_trace(trace).header.tokens == "salted"
-    _is_clean(trace)
+    is_clean(trace)
 
 
 def test_unset_nothing_is_patched_and_nothing_heavy_imported(python: Python) -> None:
@@ -304,14 +282,14 @@ def test_the_command_records_a_server(tmp_path: Path, fake_vllm: Path) -> None:
     assert "answered" in done.stdout
     (trace,) = parts(tmp_path)
     assert open_trace(trace).header.engine_name == "vllm"
-    _is_clean(trace)
+    is_clean(trace)
 
 
 def test_an_unknown_version_says_what_is_missing_and_runs_on(
     tmp_path: Path, python: Python
 ) -> None:
     write_package(tmp_path / "engine", version="0.99.0", without="cache_full_blocks")
-    done = _run(
+    done = run_recorded(
         python,
         tmp_path,
         "server = Server()\nserver.run(20)\nserver.finish()\nprint('served')",
@@ -330,7 +308,7 @@ def test_an_unknown_version_says_what_is_missing_and_runs_on(
 def test_a_missing_hook_of_the_other_runner_costs_nothing(tmp_path: Path, python: Python) -> None:
     write_package(tmp_path / "engine", without="prepare_attn")
     body = "server = Server()\nserver.run(10)\nserver.finish()"
-    done = _run(python, tmp_path, body, engine=tmp_path / "engine")
+    done = run_recorded(python, tmp_path, body, engine=tmp_path / "engine")
     assert "no hook" not in done.stderr
     (trace,) = parts(tmp_path)
     assert "forward" in open_trace(trace).header.records
@@ -359,7 +337,7 @@ print("served", server.sent)
 
 
 def test_absent_tokens_leave_no_token_anywhere(tmp_path: Path, python: Python) -> None:
-    _run(
+    run_recorded(
         python,
         tmp_path,
         "server = Server()\nserver.run(20)\nserver.finish()",
@@ -368,7 +346,7 @@ def test_absent_tokens_leave_no_token_anywhere(tmp_path: Path, python: Python) -
     (trace,) = parts(tmp_path)
     assert not {"history", "spec"} & open_trace(trace).header.records
     assert all("input_ids" not in e and "ids" not in e for e in events(trace))
-    _is_clean(trace)
+    is_clean(trace)
 
 
 def test_unknown_tokens_are_not_made_up(tmp_path: Path, python: Python) -> None:
@@ -384,8 +362,8 @@ server = Server(executor="mp")
 server.run(20)
 server.finish()
 """
-    done = _run(python, tmp_path, body)
+    done = run_recorded(python, tmp_path, body)
     assert "tokens are not recorded: the scheduler does not know them" in done.stderr
     (trace,) = parts(tmp_path)
     assert open_trace(trace).header.tokens == "absent"
-    _is_clean(trace)
+    is_clean(trace)

@@ -26,6 +26,7 @@ def config(*args, **kwargs):
     return made
 fake_server.config = config
 server = fake_server.Server(2, blocks=14, runner={runner!r})
+server.connect(3)
 server.run(40, gap=3)
 server.run(20, gap=3, drafts=True)
 server.finish()
@@ -48,4 +49,5 @@ def test_vllm_on_a_device_is_told_alike_and_never_waited_for(
     assert told[0] == told[1] == told[2]
     kinds = {event["kind"] for event in told[0]}
     assert {"map", "alloc", "own", "publish", "match", "accept", "retract", "forward"} <= kinds
+    assert {"transfer_begin", "transfer_end"} <= kinds
     assert not replay(trace).findings
