@@ -250,8 +250,10 @@ class Session:
             if not self._skip_steps:
                 self._retell(gap=False)
             return
+        ended = [event for event in events if event["kind"] == _ENDED]
         if not complete:
-            self._drop(1, len(events))
+            self._drop(1, len(events) - len(ended))
+            self._arrive_last(ended)
             return
         triggers = self._due_triggers()
         events = [*self._ahead, *events, *(trigger.event for trigger in triggers)]
@@ -265,7 +267,9 @@ class Session:
         cost = sum(_cost(event) for event in events)
         if not self._sink.offer(Group(events, cost, new_part, keeps)):
             self._triggers.extendleft(reversed(triggers))
-            self._drop(1, len(events))
+            if len(events) > len(ended):
+                self._drop(1, len(events) - len(ended))
+            self._arrive_last(ended)
             return
         self._i += len(events)
         self._taken_any = True
@@ -274,6 +278,15 @@ class Session:
             self._kept_at = time.monotonic()
         if self._new_part:
             self._retell(gap=False)
+
+    def _arrive_last(self, ended: list[Event]) -> None:
+        """Pass on why the recording ends though its last step was dropped."""
+        if ended:
+            self._ahead = []
+            for k, event in enumerate(ended, self._i):
+                event["i"] = k
+            self._i += len(ended)
+            self._sink.offer(Group(ended, sum(map(_cost, ended)), is_last=True))
 
     def _drop(self, steps: int, events: int) -> None:
         """``steps`` with at least ``events`` are not recorded; the state is told again."""
@@ -360,7 +373,9 @@ class Session:
         begun = self._i
         try:
             before = before if self._drainer is None else []
-            self._arrive([*self._made(before)[0], ended], is_step=False, complete=True)
+            events, complete = self._made(before)
+            complete &= not self._incomplete
+            self._arrive([*events, ended], is_step=False, complete=complete)
         except Exception:
             if self._i == begun:
                 # What was emitted before, or the state told again, is at fault itself.

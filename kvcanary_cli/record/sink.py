@@ -45,12 +45,14 @@ class Group:
         cost_bytes: About what they take in memory.
         new_part: Whether a new trace begins with them, which they hold all state for.
         keeps: Whether the ring is kept as it is behind them; the next group begins a new part.
+        is_last: Whether nothing follows: it is taken though the queue be full.
     """
 
     events: list[dict[str, Any]]
     cost_bytes: int
     new_part: bool = False
     keeps: bool = False
+    is_last: bool = False
 
 
 def _load_writer() -> None:
@@ -112,7 +114,7 @@ class Sink:
         """Hand ``group`` over; False if the queue is full, in which case nothing was taken."""
         with self._lock:
             full = self._queued_bytes + group.cost_bytes > self._options.queue_bytes
-            if self._closing or (full and self._queue):
+            if self._closing or (full and self._queue and not group.is_last):
                 return False
             self._queue.append(group)
             self._queued_bytes += group.cost_bytes

@@ -142,4 +142,7 @@ def validation_line(result: Validation) -> str:
 
 def conversion_line(result: Conversion) -> str:
     """``trace convert``."""
-    return f"{result.source} -> {result.target}: {plural(result.events, 'event')}"
+    events = plural(result.events, "event")
+    if result.stopped:
+        events = "stopped before its end, the reader of stdout is gone"
+    return f"{result.source} -> {result.target}: {events}"

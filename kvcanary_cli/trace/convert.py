@@ -24,12 +24,14 @@ class Conversion:
         source: Where it read.
         target: Where it wrote.
         events: Events written.
+        stopped: Whether the reader of stdout went away first: how much of it arrived is not known.
         notes: What the reader noticed.
     """
 
     source: str
     target: str
     events: int
+    stopped: bool
     notes: tuple[str, ...]
 
 
@@ -58,7 +60,7 @@ def convert(
     reader = open_trace(source)
     reader.wants_sha256 = False
     name = str(target)
-    events = 0
+    events, stopped = 0, False
     try:
         with open_writer(target, reader.header, overwrite=overwrite) as writer:
             for segment in reader.segments():
@@ -68,6 +70,7 @@ def convert(
                     progress(reader)
     except BrokenPipeError:
         discard_stdout()
+        stopped = True
     except OSError as error:
         raise TraceError(
             name, f"cannot be written: {error.strerror or error}", hint="check the path and space"
@@ -76,5 +79,6 @@ def convert(
         source=reader.name if str(source) != STDIN else "<stdin>",
         target=name,
         events=events,
+        stopped=stopped,
         notes=tuple(reader.notes.messages()),
     )

@@ -165,6 +165,9 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
         errors = process.stderr.read()
     assert process.returncode == 0, errors
     assert b"Error" not in errors
+    # How much arrived is not known, so no number is made up.
+    last = errors.decode().splitlines()[-1]
+    assert last == f"{path} -> -: stopped before its end, the reader of stdout is gone"
 
 
 @pytest.mark.parametrize(
