@@ -32,6 +32,7 @@ from kvcanary_cli.attribution.read_roots import ReadRoots
 from kvcanary_cli.attribution.rules import Classifier
 from kvcanary_cli.attribution.sidecars import Sidecars
 from kvcanary_cli.attribution.snapshot import Snapshots
+from kvcanary_cli.attribution.stored_keys import StoredKeys
 from kvcanary_cli.attribution.transfer_races import TransferRaces
 from kvcanary_cli.attribution.under_way import UnderWay
 from kvcanary_cli.attribution.unread import explain_unread
@@ -83,6 +84,7 @@ class Diagnoser:
         self._snapshots = Snapshots(follower)
         self._races = TransferRaces(follower, self._snapshots)
         self._cargo = CargoNotes(follower)
+        self._stored_keys = StoredKeys(follower, self._snapshots)
         self._moved_damage = MovedDamage(follower, self._classifier.taken)
         self._own_frees = OwnFreeReads(follower, self._snapshots)
         self._late_cells = LateCells(follower, self._snapshots)
@@ -124,6 +126,8 @@ class Diagnoser:
             self.record.event(segment, k, kind, row)
         self._transfer(segment, k, kind, row)
         self.follower.event(segment, k, kind, row)
+        if kind == "transfer_begin":
+            self._stored_keys.begin(segment, row, int(segment.index[k]))
         if kind == "copy":
             self._copy_faults.landed(int(segment.index[k]))
         self._snapshots.note_broken_rules()
@@ -134,11 +138,13 @@ class Diagnoser:
         if kind == "copy":
             self._cargo.copy(segment, row, event)
             self._moved_damage.copy(segment, row, event, races.copy(segment, row, event))
+            self._stored_keys.copy(segment, row, event)
             self._sidecars.copied(segment, row, event)
         elif kind == "transfer_begin":
             races.begin(segment, row, event)
         elif kind in ("transfer_end", "transfer_fail"):
             races.end(segment, row, event, failed=kind == "transfer_fail")
+            self._stored_keys.end(segment, row, event, failed=kind == "transfer_fail")
         elif kind == "match":
             races.match(segment, row, event)
 
@@ -180,6 +186,7 @@ class Diagnoser:
         self._own_frees.note(forward, reads, self._now.codes)
         if not self._has_kv:
             self._padded.note(forward, reads, self._now.codes)
+        self._stored_keys.note(forward, reads, self._now.codes)
         if follower.pool is not None:
             self._sidecars.read(forward, self._now.codes, follower.pool)
         self._namespaces.check(forward, read_slots, reader_rows, self._now.codes, self.book)
@@ -236,6 +243,7 @@ class Diagnoser:
             # What was lost there may have given the slots back.
             self.kept_by_transfers = self.follower.leaks(self._races.slots_under_way())
         self._races.explain(self.book)
+        self._stored_keys.explain(self.book)
         self.book.tell_awaited()
         roots = ReadRoots(self.follower, self._late_cells)
         explain_unread(self.follower.rules, self.book, roots, self._copy_faults)

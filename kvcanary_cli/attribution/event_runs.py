@@ -88,13 +88,15 @@ class EventRuns:
         if not _have(table, ("slots", "owner"), ("at", "shared"), row, stop):
             return False
         slots, counts = _lists(table, "slots", row, stop)
+        if not self._rules.are_free(slots):
+            # Before anybody begins again: whether he does may hang on who loses slots here.
+            return False
         owners = table.columns["owner"].values[row:stop].tolist()
         names = [segment.strings[code] for code in owners]
         for name, event in zip(names, events.tolist(), strict=True):
             self._begin_again(name, event)
         codes = np.array([self._rules.names.code(name) for name in names], dtype=np.int32)
-        if not self._rules.alloc_free(np.repeat(codes, counts), slots, np.repeat(events, counts)):
-            return False
+        self._rules.alloc_free(np.repeat(codes, counts), slots, np.repeat(events, counts))
         self._rules.last_alloc.update(zip(codes.tolist(), events.tolist(), strict=True))
         return True
 

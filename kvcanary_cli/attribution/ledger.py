@@ -119,7 +119,8 @@ class Ownership:
             which.
         shared: [slots] bool, visible to others: published, or shared by a fork.
         forked: [slots] bool, shared by a fork: when the owner ends, the others keep them.
-        padded: [slots] bool, a padding row left something that ``PaddedSlots`` looks for in reads.
+        padded: [slots] bool, a padding row, or a load of a key that nobody filled, left something
+            that ``PaddedSlots`` or ``StoredKeys`` looks for in reads.
         published_event, published_by: [slots] when and by whom it last became visible.
         custody: Claims on the slots with a ``bad_event``.
         past_frees: Frees before the last ones.

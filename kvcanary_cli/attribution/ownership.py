@@ -88,15 +88,10 @@ class OwnershipRules:
         Returns:
             Whether that was so; if not, nothing was done.
         """
-        state = self.state
-        before = state.owner[slots]
-        if (
-            (before > FREE).any()
-            or (state.bad_event[slots] != NEVER).any()
-            or not self._all_different(slots)
-        ):
+        if not self.are_free(slots):
             return False
-        state.last_owner[slots] = before
+        state = self.state
+        state.last_owner[slots] = state.owner[slots]
         state.owner[slots] = codes
         state.since[slots] = events
         state.alloc_event[slots] = events
@@ -104,6 +99,15 @@ class OwnershipRules:
         state.shared[slots] = False
         self.state.forked[slots] = False
         return True
+
+    def are_free(self, slots: Ints) -> bool:
+        """Whether ``slots`` [n] are all different and free, and never broke a rule."""
+        state = self.state
+        return not (
+            (state.owner[slots] > FREE).any()
+            or (state.bad_event[slots] != NEVER).any()
+            or not self._all_different(slots)
+        )
 
     def free(self, owner: str, slots: Ints, event: int, reason: str | None) -> None:
         for code, mine in self._by_life(owner, slots):

@@ -81,8 +81,9 @@ class PaddedSlots:
             padded = self._open.get(slot)
             if padded is None:
                 continue
-            if max(int(writes.came(reads.slots[k : k + 1])[0]), int(owners.since[slot])) > padded:
-                # What the padding row left was overwritten, or is nobody's any more.
+            came = int(writes.came(reads.slots[k : k + 1])[0])
+            if max(came, int(owners.alloc_event[slot])) > padded:
+                # What the padding row left was overwritten, or the slot was given out anew.
                 del self._open[slot]
                 owners.padded[slot] = False
                 continue

@@ -49,6 +49,7 @@ class _Page:
         events: [frees] their ``i``, or [n] those of ``slots`` if it is told ``by_slot``: so does a
             page with a cut's state in it.
         owners, reasons: [frees] places in ``names``, -1 = none.
+        last: The last one's ``i``.
         names: Of the segment's strings those; all pages hold the same object for a name.
         order: [n] places in ``slots``, by slot and then in order; None until asked for.
     """
@@ -56,6 +57,7 @@ class _Page:
     slots: NDArray[np.int32]
     ends: NDArray[np.int32]
     events: Ints
+    last: int
     by_slot: bool
     owners: NDArray[np.int32]
     reasons: NDArray[np.int32] | None
@@ -104,7 +106,7 @@ class PastFrees:
         while self._kept > self._most and len(self._pages) > 1:
             page = self._pages.popleft()
             self._kept -= len(page.slots)
-            self._dropped = max(self._dropped, int(page.events.max(initial=NEVER)))
+            self._dropped = max(self._dropped, page.last)
 
     def first(self, slot: int, since: int, before: int) -> Free | None:
         """The first free of ``slot`` at an event within (``since``, ``before``).
@@ -117,7 +119,7 @@ class PastFrees:
         found = (
             free
             for page in self._pages
-            if page.events.max(initial=NEVER) > since
+            if page.last > since
             for free in page.of(slot)
             if since < free.event < before
         )
@@ -150,6 +152,7 @@ def _page(segment: Segment) -> _Page | None:
         slots=slots.values[first:stop].astype(np.int32),
         ends=(slots.offsets[1:] - first).astype(np.int32),
         events=events,
+        last=int(events.max(initial=NEVER)),
         by_slot=at is not None,
         owners=places[by],
         reasons=None if why is None else places[why],

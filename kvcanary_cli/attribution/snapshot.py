@@ -315,7 +315,7 @@ class Snapshots:
                 if fed is not None and forward is not None:
                     before = writer
                     writer = Act(finding.victim, forward.step, forward.event, "forward")
-                token, place = (None, None) if stored is None else stored[n]
+                token, place = stored[n]
                 position = -1 if place is None else place
                 if fed is not None:
                     position, token, place = fed
@@ -367,15 +367,17 @@ class Snapshots:
         at = position + (finding.worker == "draft")
         return int(tokens[at]) if at < len(tokens) and tokens[at] >= 0 else None
 
-    def _stored(self, finding: Finding, slots: Ints) -> list[tuple[int, int]] | None:
-        """Tokens and positions that the canary rows hold."""
+    def _stored(self, finding: Finding, slots: Ints) -> list[tuple[int | None, int | None]]:
+        """Tokens and positions that the canary rows hold; None where the trace does not tell."""
         pool = self.follower.pool
-        if pool is None or not len(slots):
-            return None
-        lane = pool.lanes.get((finding.worker, PoolKind[finding.pool_kind]))
-        if lane is None:
-            return None
-        return [(int(t), int(p)) for t, p in get_rows(lane.group.k_head, slots)[:, :2].tolist()]
+        lane = None
+        if pool is not None:
+            lane = pool.lanes.get((finding.worker, PoolKind[finding.pool_kind]))
+        if lane is None or not len(slots):
+            return [(None, None)] * len(slots)
+        told = [True] * len(slots) if lane.unknown is None else (~lane.unknown[slots]).tolist()
+        rows = get_rows(lane.group.k_head, slots)[:, :2].tolist()
+        return [(t, p) if known else (None, None) for (t, p), known in zip(rows, told, strict=True)]
 
     def _last(self, writes: Writes, slot: int) -> Act:
         how, moved = _HOW[int(writes.kind[slot])], int(writes.moved_event[slot])

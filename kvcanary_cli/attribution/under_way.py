@@ -75,6 +75,12 @@ class UnderWay:
         token = int(tokens[position]) if position < len(tokens) else -1
         return None if token == -1 else token
 
+    def length(self, code: int) -> int:
+        """How many tokens of a request are told; 0 = none are known."""
+        name = self.follower.names.name(code)
+        histories = None if self.replay is None else self.replay.pool.histories
+        return 0 if name is None or histories is None else len(histories.tokens(name))
+
     def true_position_of(self, forward: Forward, slot: int, chunk: ViolationChunk) -> int:
         """Where the forward should have put what it wrote to ``slot``; -1 = it did not write it."""
         lane = 1 if chunk.pool_kind == "SWA" else 0

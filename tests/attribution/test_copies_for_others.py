@@ -201,3 +201,38 @@ def test_a_copy_that_names_nobody_is_no_padding_row() -> None:
         console.print(*ownership_part(report, 100, None))
     assert "a copy" in shown.get()
     assert "padding row" not in shown.get()
+
+
+@pytest.mark.parametrize("end", ["abort", "finish", "retract"])
+@pytest.mark.parametrize("written", [True, False])
+@pytest.mark.parametrize("read", [True, False])
+def test_a_transfer_for_slots_that_its_request_had_given_back(
+    end: str, written: bool, read: bool
+) -> None:
+    """Who sends goes on for a request that is gone: to the slots that were its, not to wrong ones.
+
+    The begin may come behind everything: what it names was the request's, and is no more.
+    """
+    slots = [1, 2, 3]
+    begin = {"kind": "transfer_begin", "id": "T", "req": "A", "via": "rdma", "slots": slots}
+    copy = {"kind": "copy", "src": {"req": "A", "pos": [0, 1, 2]}, "dst": slots, "id": "T"}
+    x = life("X", [51, 52, 53], slots, row=2, step=2)
+    late = [begin | {"direction": "in"}, copy | {"via": "rdma", "by": "A", "canary": True}]
+    events = numbered(
+        [
+            {"kind": "history", "req": "A", "start": 0, "ids": [11, 12, 13]},
+            {"kind": "alloc", "owner": "A", "slots": slots},
+            {"kind": "map", "row": 1, "start": 0, "slots": slots},
+            {"kind": end, "req": "A"},
+            {"kind": "free", "owner": "A", "slots": slots},
+            *(x if written else x[:3]),
+            *late,
+            *([] if written else x[3:]),
+            *(decode("X", 54, 9, row=2, position=3, step=3) if read and written else []),
+        ]
+    )
+    (finding,) = diagnose(HEAD, events).findings
+    assert (finding.cls, finding.subtype) == ("transfer_race", "rdma_write_after_free")
+    assert finding.cause_event == index_of(events, "free")
+    assert (finding.victim, finding.culprit.req) == ("X", "A")
+    assert finding.confidence == "probable"

@@ -6,6 +6,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -113,3 +114,21 @@ def test_a_decode_step_is_applied_together() -> None:
     one_by_one.assert_not_called()
     assert follower.rules.state.alloc_event[15] == 14
     assert follower.rules.last_alloc.get(follower.names.code("r4"), -1) == 14
+
+
+@pytest.mark.parametrize("least", [2, 1 << 30])
+@pytest.mark.parametrize("keeps", [True, False])
+def test_who_begins_again_may_hang_on_an_alloc_of_the_same_run(least: int, keeps: bool) -> None:
+    """An ended request whose last slot goes to another one first has none when it is named."""
+    lost = 14 if not keeps else 15
+    kinds: list[dict[str, Any]] = [
+        {"kind": "alloc", "owner": "c", "slots": [14]},
+        {"kind": "alloc", "owner": "b", "slots": [3]},
+        {"kind": "finish", "req": "c"},
+        {"kind": "alloc", "owner": "a", "slots": [lost]},
+        {"kind": "alloc", "owner": "c", "slots": [3]},
+    ]
+    events = [{**event, "i": i} for i, event in enumerate(kinds)]
+    follower = _followed(events, len(events), least)
+    assert bool(follower.names.former("c")) is not keeps
+    assert bool(follower.context.ended) is not keeps

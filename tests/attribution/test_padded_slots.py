@@ -70,6 +70,27 @@ def test_whoever_reads_what_padding_left_is_told(idle: bool, readers: int) -> No
     assert (unread in finding.evidence) == (not readers)
 
 
+@pytest.mark.parametrize("hands", ["own", "publish"])
+def test_who_is_served_it_from_the_cache_is_told(hands: str) -> None:
+    """The cache takes the slot with what the padding row left in it."""
+    first, slots = life("A", [1, 2, 3], [1, 2, 3], 1, 1), [1, 2, 3]
+    shown: Event = {"kind": "own", "from": "A", "owner": "tree", "slots": slots, "entry": "P"}
+    if hands == "publish":
+        shown = {"kind": "publish", "entry": "P", "req": "A", "slots": slots}
+    hit: list[Event] = [
+        {"kind": "history", "req": "B", "start": 0, "ids": [1, 2, 3]},
+        {"kind": "match", "req": "B", "entry": "P", "slots": slots},
+        {"kind": "map", "row": 2, "start": 0, "slots": slots},
+    ]
+    pad = IDLE | {"step": 2, "out_cache_loc": [2]}
+    events = numbered([*first, pad, shown, *hit, *decode("B", 4, 9, 2, 3, 5)])
+    head = HEAD | {"records": [*HEAD["records"], "prefix"]}
+    (finding,) = diagnose(head, events).findings
+    assert (finding.cls, finding.victim, finding.slots) == ("pad_or_dummy_write", "B", {2})
+    assert (finding.first_bad_step, list(finding.blast_radius)) == (5, ["B"])
+    assert "no damaged content was read in this trace" not in finding.evidence
+
+
 def test_what_was_written_anew_is_sound_again() -> None:
     first = life("A", [1, 2, 3], [1, 2, 3], 1, 1)
     again = {"kind": "free", "owner": "A", "slots": [1, 2, 3]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvcanary_cli.attribution.damage import Damage, event_or_none
-from kvcanary_cli.attribution.ledger import FREE, NEVER, NOBODY, TREE, UNKNOWN
+from kvcanary_cli.attribution.ledger import BY_VERIFY, FREE, NEVER, NOBODY, TREE, UNKNOWN
 from kvcanary_cli.attribution.result import Culprit
 
 if TYPE_CHECKING:
@@ -77,6 +77,30 @@ class Facts:
             return True
         return self.state.owner[damage.slot] != FREE and not self.is_anothers(damage)
 
+    def published_draft(self, damage: Damage) -> bool:
+        """Whether a match served a draft of its publisher's where that one has another token."""
+        slot, writes = damage.slot, damage.writes
+        writer = int(writes.req[slot])
+        if writes.kind[slot] != BY_VERIFY or int(self.state.published_by[slot]) != writer:
+            return False
+        if damage.worker != "target" or self.context.matched(damage.victim, slot) is None:
+            return False
+        token = self.now.token(writer, damage.position)
+        sound = token == damage.stored_token and damage.stored_position == damage.position
+        return token is not None and not sound and damage.position < self.committed(damage)
+
+    def committed(self, damage: Damage) -> int:
+        """How long the text of the slot's writer is, as far as its KV may count; 0 = not known.
+
+        Of what verification wrote, what the accept behind it committed.
+        """
+        slot, writes = damage.slot, damage.writes
+        writer = int(writes.req[slot])
+        length, accept = self.now.length(writer), self.context.accepts.get(writer)
+        if writes.kind[slot] != BY_VERIFY or accept is None or accept.committed_len is None:
+            return length
+        return min(length, accept.committed_len) if accept.event > writes.event[slot] else length
+
     def read_sound_since_it_came(self, damage: Damage) -> bool:
         """Whether a forward read the slot's content and found nothing."""
         return int(damage.writes.read_event[damage.slot]) > damage.came_event()
@@ -86,3 +110,9 @@ class Facts:
         slot, writes = damage.slot, damage.writes
         last_good = max(damage.came_event(), int(writes.read_event[slot]))
         return (damage.event if last_good == NEVER else last_good, damage.event)
+
+
+def is_window(reason: str) -> bool:
+    """Whether the reason of a free is that the sliding window moved on."""
+    small = reason.lower()
+    return "window" in small or "swa" in small

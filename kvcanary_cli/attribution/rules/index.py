@@ -129,12 +129,14 @@ class IndexFacts(Facts):
 
     def spec_commit(self, damage: Damage) -> Cause | None:
         writes, slot = damage.writes, damage.slot
-        if writes.kind[slot] != BY_VERIFY or int(writes.req[slot]) != damage.victim:
+        whose = int(writes.req[slot])
+        own = whose == damage.victim
+        if writes.kind[slot] != BY_VERIFY or not (own or self.published_draft(damage)):
             return None
-        accept = self.context.accepts.get(damage.victim)
+        accept = self.context.accepts.get(whose)
         if accept is None or accept.event < damage.writer_event():
             return None
-        if damage.row >= 0 and self.held_since(damage) > accept.event:
+        if own and damage.row >= 0 and self.held_since(damage) > accept.event:
             # Cells that were set since name other slots: the accepted path is not to blame.
             return None
         if int(writes.position[slot]) != int(writes.true_position[slot]) == damage.position:
@@ -143,7 +145,7 @@ class IndexFacts(Facts):
         step = int(writes.step[slot])
         kept = damage.stored_token not in accept.tokens
         # Nodes are accepted from the first one on: what lies behind them was never committed.
-        verified = (writes.event == damage.writer_event()) & (writes.req == damage.victim)
+        verified = (writes.event == damage.writer_event()) & (writes.req == whose)
         end = int(writes.true_position[verified].min()) + len(accept.nodes)
         too_long = end <= damage.position < (accept.committed_len or 0)
         return Cause(
@@ -151,7 +153,7 @@ class IndexFacts(Facts):
             subtype="committed_len_too_high" if too_long else "accepted_path_not_compacted",
             cause_event=accept.event,
             corrupting_event=accept.event,
-            culprit=Culprit(req=self.names.name(damage.victim), step=step, event=accept.event),
+            culprit=Culprit(req=self.names.name(whose), step=step, event=accept.event),
             ruled_out=[
                 RuledOut("position_misalign", "the draft's positions followed its tree"),
             ],

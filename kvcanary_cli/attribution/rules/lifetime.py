@@ -5,18 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvcanary_cli.attribution.damage import Cause, Damage, at_event, event_or_none
-from kvcanary_cli.attribution.follow_cut import NAMESPACE_PREFIX
 from kvcanary_cli.attribution.ledger import (
-    BY_COPY,
     BY_STATE,
     NEVER,
     NOBODY,
     TREE,
     UNKNOWN,
 )
-from kvcanary_cli.attribution.namespaces import alias_subtype
 from kvcanary_cli.attribution.result import CERTAIN, POSSIBLE, PROBABLE, Culprit, RuledOut
-from kvcanary_cli.attribution.rules.facts import Facts
+from kvcanary_cli.attribution.rules.facts import is_window
+from kvcanary_cli.attribution.rules.prefix_hits import IN_TREE, PrefixHits, is_leaving
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from kvcanary_cli.attribution.past_frees import Free
 
 
-class LifetimeFacts(Facts):
+class LifetimeFacts(PrefixHits):
     """Unwritten reads, recycled rows, use after free, the prefix index."""
 
     @property
@@ -37,8 +35,8 @@ class LifetimeFacts(Facts):
             self._row_taken,
             self._never_written,
             self.use_after_free,
-            self._phantom_hit,
-            self._wrong_entry,
+            self.phantom_hit,
+            self.wrong_entry,
         )
 
     def _never_written(self, damage: Damage) -> Cause | None:
@@ -63,27 +61,8 @@ class LifetimeFacts(Facts):
         owner = int(state.owner[slot])
         reads_another = owner != damage.victim or damage.victim == TREE
         if published != NEVER and published > allocated and reads_another:
-            return self._published_unwritten(slot, published)
+            return self.published_unwritten(slot, published)
         return self._unwritten(damage, allocated)
-
-    def _published_unwritten(self, slot: int, published: int) -> Cause:
-        """A slot that was published before it was written, or that its publisher never wrote."""
-        code = int(self.state.published_by[slot])
-        publisher = self.names.name(code)
-        ended = self.context.ended.get(code, NEVER)
-        evidence = [f"published at event {published}, before anyone wrote the slot"]
-        if ended != NEVER:
-            evidence.append(f"{publisher} ended at event {ended} and had not written it")
-        return Cause(
-            cls="prefix_index",
-            subtype="premature_publish" if ended == NEVER else "over_cover",
-            cause_event=published,
-            corrupting_event=published,
-            culprit=Culprit(req=publisher, step=None, event=published),
-            ruled_out=[RuledOut("unwritten_read", f"the slot was published at event {published}")],
-            evidence=evidence,
-            rests_on={"transfer": POSSIBLE},
-        )
 
     def _unwritten(self, damage: Damage, allocated: int) -> Cause:
         slot, writes, owner = damage.slot, damage.writes, int(self.state.owner[damage.slot])
@@ -254,7 +233,7 @@ class LifetimeFacts(Facts):
         if last == NEVER or held == NEVER or held > last or writer == damage.victim:
             return None
         match = self.context.matched(damage.victim, slot)
-        if match is not None and match.event < last and self._phantom_hit(damage) is not None:
+        if match is not None and match.event < last and self.phantom_hit(damage) is not None:
             # The entry had lost the slot before: whoever freed it behind the match took it from
             # nobody.
             return None
@@ -314,82 +293,12 @@ class LifetimeFacts(Facts):
         reason = free.reason.lower()
         if "dedup" in reason or "duplicate" in reason:
             return "freed_by_dedup"
-        if ("window" in reason or "swa" in reason) and self._was_cached(damage):
+        if is_window(reason) and self.was_cached(damage):
             return "window_evicted_slot_recached"
-        if "retract" in reason:
-            return "freed_by_retract_while_in_tree"
+        if is_leaving(reason) and self.was_cached(damage):
+            return IN_TREE
         if free.event == int(state.free_event[slot]) and self.cached_chain(slot):
             return "freed_by_dedup"
         if free.by != self.names.name(damage.victim):
             return "shared_slot_refcount"
         return "freed_while_mapped"
-
-    def _was_cached(self, damage: Damage) -> bool:
-        """Whether the prefix cache shows the slot, or served it to the reader."""
-        shared = damage.row < 0 or bool(self.state.shared[damage.slot])
-        return shared or self.context.matched(damage.victim, damage.slot) is not None
-
-    def _phantom_hit(self, damage: Damage) -> Cause | None:
-        match = self.context.matched(damage.victim, damage.slot)
-        taken = None if match is None else self.frees.of_match(match, damage.slot)
-        if match is None or taken is None:
-            return None
-        free, last = taken.free, int(self.state.free_event[damage.slot])
-        # Content that was there before the free is wrong only because the match names it.
-        came = damage.came_event()
-        return Cause(
-            cls="prefix_index",
-            subtype="phantom_hit",
-            cause_event=free.event,
-            corrupting_event=came if came > free.event else match.event,
-            culprit=self.writer(damage),
-            ruled_out=[
-                RuledOut("use_after_free", "the reader matched the slot after it was freed")
-            ],
-            confidence=CERTAIN if taken.surely else PROBABLE,
-            evidence=[
-                f"entry {match.entry} matched at event {match.event}",
-                f"its slot {damage.slot} had been freed at event {free.event}",
-                *([] if free.event == last else [f"given out again since, and freed at {last}"]),
-                *([] if taken.surely else ["whether it was freed before, too, is not known"]),
-            ],
-        )
-
-    def _wrong_entry(self, damage: Damage) -> Cause | None:
-        """A match led to sound content that is not what the request asked for."""
-        slot, writes = damage.slot, damage.writes
-        match = self.context.matched(damage.victim, slot)
-        writer = int(writes.req[slot])
-        if match is None or damage.kv_only or writer == damage.victim or damage.row < 0:
-            return None
-        copied = writes.kind[slot] == BY_COPY and not self.read_sound_since_it_came(damage)
-        if copied or writes.position[slot] != writes.true_position[slot]:
-            # What came wrongly from elsewhere, or was fed wrongly, is no fault of the index.
-            return None
-        if match.position(slot) != damage.position or damage.came_event() > match.event:
-            return None
-        theirs = (
-            (self.names.name(int(writes.namespace[slot])) or "") if writes.namespace[slot] else ""
-        )
-        theirs = theirs.removeprefix(NAMESPACE_PREFIX) or match.published or ""
-        alias = bool(theirs) and match.namespace is not None and theirs != match.namespace
-        return Cause(
-            cls="key_aliasing" if alias else "prefix_index",
-            subtype=alias_subtype(theirs, match.namespace) if alias else "wrong_entry",
-            cause_event=match.event,
-            corrupting_event=match.event,
-            culprit=self.writer(damage),
-            ruled_out=[
-                RuledOut("stale_mapping", f"cell {damage.position} names what the match gave"),
-                RuledOut("use_after_free", f"slot {slot} was not written since the match"),
-            ],
-            evidence=[
-                f"entry {match.entry} matched at event {match.event}, position {damage.position} "
-                f"from slot {slot}",
-                f"the slot holds position {damage.stored_position} of "
-                f"{self.names.name(writer) or 'another'}, written before",
-                f"published under {theirs}, matched under {match.namespace}"
-                if alias
-                else "the entry is not the prefix that the request's tokens ask for",
-            ],
-        )

@@ -15,7 +15,7 @@ from kvcanary_cli.attribution.ledger import (
 )
 from kvcanary_cli.attribution.ownership import BAD_WHATS
 from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, PUBLISH_OF_FREE, Culprit, RuledOut
-from kvcanary_cli.attribution.rules.facts import Facts
+from kvcanary_cli.attribution.rules.facts import Facts, is_window
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,24 +77,34 @@ class OwnershipFacts(Facts):
         elif wrote < bad:
             taker = self.names.name(int(state.owner[slot]))
             culprit = Culprit(req=taker, step=None, event=int(state.alloc_event[slot]))
+        did = f"event {bad} ({name}) {_DID[state.custody.free_then(slot)]}"
+        evicted = self._evicted_before(slot, bad) if name == PUBLISH_OF_FREE else NEVER
+        cls, subtype = "prefix_index" if name == PUBLISH_OF_FREE else "double_alloc", name
+        ruled_out = RuledOut("use_after_free", did)
+        if evicted != NEVER:
+            cls, subtype = "use_after_free", "window_evicted_slot_recached"
+            ruled_out = RuledOut("prefix_index", f"the window had let the slot go: {did}")
         return Cause(
-            cls="prefix_index" if name == PUBLISH_OF_FREE else "double_alloc",
-            subtype=name,
+            cls=cls,
+            subtype=subtype,
             cause_event=bad,
             corrupting_event=wrote if wrote >= bad else None,
             culprit=culprit,
-            ruled_out=[
-                RuledOut(
-                    "use_after_free", f"event {bad} ({name}) {_DID[state.custody.free_then(slot)]}"
-                )
-            ],
+            ruled_out=[ruled_out],
             evidence=[
+                *([f"the window freed the slot at event {evicted}"] if evicted != NEVER else []),
                 f"{name} of slot {slot} at event {bad}",
                 "its writer was not recorded"
                 if wrote == NEVER
                 else f"{writer or 'another'} wrote it at event {wrote}",
             ],
         )
+
+    def _evicted_before(self, slot: int, event: int) -> int:
+        """The free before ``event`` if the sliding window was its reason, else ``NEVER``."""
+        last = self.frees.last(slot)
+        of_window = is_window(last.reason) and last.event < event
+        return last.event if of_window else NEVER
 
     def _has_part(self, damage: Damage) -> bool:
         """Whether the reader is one of those that the broken rule left with the slot.

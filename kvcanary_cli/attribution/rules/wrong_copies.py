@@ -33,7 +33,7 @@ class WrongCopies(Facts):
         # Whatever was before the begin of the copy did not race with it.
         before = copy.begun_event != NEVER and int(writes.before_event[slot]) < copy.begun_event
         had = self._had_it(slot, writer)
-        if had and not before:
+        if had and (not before or self._for_the_lost(copy, slot, writer)):
             return None
         name, since = self.who(writer), int(state.since[slot])
         whose = self.who(owner)
@@ -73,6 +73,15 @@ class WrongCopies(Facts):
         if freed not in (NEVER, bad) and int(state.free_by[slot]) == writer:
             return True
         return int(state.owner[slot]) == TREE and int(state.last_owner[slot]) == writer
+
+    def _for_the_lost(self, copy: CopyFact, slot: int, writer: int) -> bool:
+        """Whether the transfer was set up for a slot that its request had given back, and left."""
+        window = None if copy.transfer is None else self.context.window(copy.transfer)
+        freed = int(self.state.free_event[slot])
+        got = self.now.follower.rules.last_alloc.get(writer, NEVER)
+        if window is None or slot not in window.slots or got > freed:
+            return False
+        return int(self.state.free_by[slot]) == writer
 
     def _claims(self, slot: int, writer: int) -> bool:
         """Whether a broken rule left the slot with more holders than one, the writer among them."""
