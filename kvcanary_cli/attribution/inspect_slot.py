@@ -206,16 +206,14 @@ class SlotLife(Question):
         self._last = last
         state = scene.follower.rules.state
         touched = np.flatnonzero(state.since != NEVER)
-        if len(touched) and self.pool != "swa":
+        if self._in_range and len(touched) and self.pool == "full":
             self._near = int(touched[np.abs(touched - self.slot).argmin()])
         if self._in_range and self.pool != "swa":
             self._owner = _owner_name(scene, self.slot)
 
     def answer(self) -> Answer:
         if not self._in_range:
-            raise self.nothing(
-                f"--slot {self.slot}: the {self.pool} pool has slots 0 to {self._last}"
-            )
+            raise self.nothing(f"--slot {self.slot}: {_slots_of(self.pool, self._last)}")
         if not self.rows:
             hint = "it was neither allocated, written nor read"
             if self._near is not None:
@@ -333,9 +331,7 @@ class WhoWrote(Question):
         last = pool.swa_max_slot if self._lane[1] == "SWA" else pool.max_slot
         if 0 <= self.slot <= last:
             return True
-        self._bad = (
-            f"--who-wrote {self.slot}@{self.step}: the {self.pool} pool has slots 0 to {last}"
-        )
+        self._bad = f"--who-wrote {self.slot}@{self.step}: {_slots_of(self.pool, last)}"
         return False
 
     def end(self, scene: Scene) -> None:
@@ -358,6 +354,11 @@ class WhoWrote(Question):
             self.rows[:] = [{"padding": None} | line for line in self.rows]
         title = f"slot {self.slot} at step {self.step}"
         return Answer(title, self.gap_facts(), tuple(columns), self.rows)
+
+
+def _slots_of(pool: str, last: int) -> str:
+    """Which slots a pool has, in words; slot 0 is padding, so that a pool of it alone is none."""
+    return f"the {pool} pool has slots 0 to {last}" if last else f"the trace has no {pool} pool"
 
 
 def _line(event: int, step: int | None, what: str, who: str | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +23,8 @@ EPILOG = (
     "  kvcanary inspect trace.pt --who-wrote 5@12"
 )
 DEFAULT_MAX_ROWS = 200
+# int() knows more digits, and more of them, than a slot or a step has.
+_SLOT_AT_STEP = re.compile(r"(-?[0-9]{1,19})@(-?[0-9]{1,19})")
 
 
 class InspectFormat(StrEnum):
@@ -144,13 +147,10 @@ def _slot_at_step(text: str) -> tuple[int, int]:
     Raises:
         UsageError: It is not SLOT@STEP.
     """
-    slot, sign, step = text.partition("@")
-    try:
-        if not sign:
-            raise ValueError
-        return int(slot), int(step)
-    except ValueError:
+    found = _SLOT_AT_STEP.fullmatch(text)
+    if found is None:
         raise UsageError(
             f"--who-wrote: expected SLOT@STEP with whole numbers, found {text!r}",
             hint="for example --who-wrote 5@12",
-        ) from None
+        )
+    return int(found[1]), int(found[2])

@@ -6,7 +6,7 @@ import re
 
 from kvcanary_cli.errors import UsageError
 
-_STEP = re.compile(r"-?[0-9]+")
+_STEP = re.compile(r"-?[0-9]{1,19}")
 
 
 def parse_steps(text: str | None) -> tuple[int | None, int | None] | None:

@@ -123,7 +123,8 @@ def validate(
             continue
         results.append(result)
         if format_ is Format.text:
-            out.print(validation_line(result))
+            if result.events:
+                out.print(validation_line(result))
             for note in result.notes:
                 out.warn(f"{result.path}: {note}")
     if format_ is Format.json and not failures:
@@ -132,9 +133,11 @@ def validate(
         out.error(failure)
     if failures:
         raise failures[-1]
-    if not any(result.events for result in results):
+    empty = [result.path for result in results if not result.events]
+    if empty:
         raise NothingCheckedError(
-            "no events: nothing was checked", hint="was the recorder on while the server ran?"
+            f"{', '.join(empty)}: no events: nothing was checked",
+            hint="was the recorder on while the server ran?",
         )
 
 

@@ -29,8 +29,8 @@ def require_clean(name: str, findings: Sized, ownership: Sized, *, hint: str) ->
     """
     if len(findings) + len(ownership):
         raise NothingCheckedError(
-            f"{name}: the trace is not clean: {len(findings)} findings and {len(ownership)} broken "
-            "ownership rules before anything was planted",
+            f"{name}: the trace is not clean before anything was planted: findings "
+            f"{len(findings)}, broken ownership rules {len(ownership)}",
             hint=hint,
         )
 

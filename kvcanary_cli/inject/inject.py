@@ -122,7 +122,9 @@ def inject_faults(
         if one is None:
             raise NothingCheckedError(
                 f"{name}: the run offers no occasion for "
-                + (f"a {kind.name} fault" if count == 1 else f"{count} {kind.name} faults")
+                + (f"{count} faults" if number else "a fault")
+                + f" of kind {kind.name}"
+                + (f": only {number} found room" if number else "")
                 + ("" if wanted is None else f" that shows at step {wanted}"),
                 hint="try another --seed, --at or --fault",
             )

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kvcanary_cli.attribution.report import Report
 from kvcanary_cli.cli.main import main
+from kvcanary_cli.errors import NothingCheckedError
 from kvcanary_cli.inject.clean_run import CleanRun
 from kvcanary_cli.inject.inject import inject_faults, load_run, truth_name
 from kvcanary_cli.inject.kinds import KINDS
 from kvcanary_cli.inject.planting import build
 from kvcanary_cli.trace.reader import open_trace
+from tests.attribution.events import HEAD, decode, life, numbered
 from tests.attribution.helpers import CAPTURES, SCENARIOS, diagnose, diagnose_path, events_of
+from tests.trace.helpers import write_jsonl
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,6 +118,32 @@ def test_the_wished_for_step_is_kept(runs: dict[str, CleanRun]) -> None:
     events, built = inject_faults(run, KINDS["wrong_token"], step=40, seed=0, count=1, name="clean")
     assert built[0].planted.step == 40
     assert diagnose(run.header, events).findings[0].first_bad_step == 40
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_step_without_occasion_is_named(runs: dict[str, CleanRun], count: int) -> None:
+    with pytest.raises(NothingCheckedError) as told:
+        inject_faults(
+            runs["ngram_clean"], KINDS["wrong_token"], step=9999, seed=0, count=count, name="t"
+        )
+    assert told.value.message == (
+        "t: the run offers no occasion for a fault of kind wrong_token that shows at step 9999"
+    )
+
+
+def test_more_faults_than_there_is_room_for_are_counted(tmp_path: Path) -> None:
+    events = [*life("A", [11, 12], [1, 2], row=1, step=1)]
+    for step in (2, 3, 4):
+        events += decode("A", 20 + step, 1 + step, row=1, position=step, step=step)
+    run = load_run(str(write_jsonl(tmp_path / "t.jsonl", HEAD, numbered(events))))
+    with pytest.raises(NothingCheckedError) as told:
+        inject_faults(run, KINDS["wrong_token"], step=None, seed=0, count=30, name="t")
+    found = re.search(r"for 30 faults of kind wrong_token: only (\d+) found", told.value.message)
+    assert found
+    made = int(found[1])
+    assert made > 0
+    _, built = inject_faults(run, KINDS["wrong_token"], step=None, seed=0, count=made, name="t")
+    assert len(built) == made
 
 
 def test_the_same_seed_gives_the_same_trace(runs: dict[str, CleanRun]) -> None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvcanary_cli.attribution.damage import Cause, Damage
-from kvcanary_cli.attribution.result import CERTAIN, POSSIBLE, PROBABLE, Culprit
+from kvcanary_cli.attribution.result import CERTAIN, PROBABLE
 from kvcanary_cli.attribution.rules.beside_row import BesideRow
 from kvcanary_cli.attribution.rules.content import ContentFacts
 from kvcanary_cli.attribution.rules.index import CELLS_REWRITTEN, IndexFacts
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from kvcanary_cli.attribution.context import Context
+    from kvcanary_cli.attribution.damage import Cause, Damage
     from kvcanary_cli.attribution.ledger import Names, Ownership
     from kvcanary_cli.attribution.under_way import UnderWay
 
@@ -98,16 +98,7 @@ class Classifier:
             if found is not None:
                 self._weigh(found)
                 return found
-        return Cause(
-            cls="payload_mutation",
-            subtype="unexplained_row",
-            cause_event=None,
-            corrupting_event=None,
-            cause_window=self._last.window(damage),
-            culprit=Culprit(req=None, step=None, event=None),
-            confidence=POSSIBLE,
-            evidence=["no recorded event explains the content of the slot"],
-        )
+        return self._last.unexplained(damage)
 
     def taken(self, damage: Damage) -> Cause | None:
         """What took the slot from its holder, if that is how it came to hold another's content."""

@@ -8,6 +8,7 @@ from kvcanary_cli.attribution.ledger import (
     BY_NOTHING,
     BY_STATE,
     FREE,
+    NEVER,
     NOBODY,
     TREE,
     UNKNOWN,
@@ -88,6 +89,11 @@ class ContentFacts(Facts):
     def payload_mutation(self, damage: Damage) -> Cause | None:
         if not damage.kv_only:
             return None
+        if damage.writer_event() == damage.event:
+            # The forward that met it wrote the slot, too, for a request that is known.
+            overwritten = self.foreign_content(damage)
+            if overwritten is not None:
+                return overwritten
         return Cause(
             cls="payload_mutation",
             subtype="kv_bytes",
@@ -122,9 +128,43 @@ class ContentFacts(Facts):
             cls="use_after_free",
             subtype="free_not_recorded",
             cause_event=None,
-            cause_window=(wrote, damage.event),
+            cause_window=self._free_window(damage, wrote),
             corrupting_event=event_or_none(wrote),
             culprit=self.writer(damage),
             confidence=POSSIBLE if owner in (UNKNOWN, FREE) else PROBABLE,
             evidence=["the slot was rewritten by its new owner; its free was not recorded"],
+        )
+
+    def _free_window(self, damage: Damage, wrote: int) -> tuple[int, int] | None:
+        """Events between which the free that nobody recorded lies; None without a first one.
+
+        The slot went from the reader to the writer before the writer was given it, at the latest
+        before it wrote; or the reader was given what the writer had left.
+        """
+        held, given = self.held_since(damage), int(self.state.alloc_event[damage.slot])
+        if held == NEVER:
+            return None
+        if held > wrote:
+            return wrote, held
+        return held, given if held < given <= wrote else wrote
+
+    def unexplained(self, damage: Damage) -> Cause:
+        """What no rule explains."""
+        damaged_before = damage.writes.kind[damage.slot] == BY_STATE and (
+            not self.read_sound_since_it_came(damage)
+        )
+        return Cause(
+            cls="payload_mutation",
+            subtype="unexplained_row",
+            cause_event=None,
+            corrupting_event=None,
+            # A row that the trace begins with was wrong by then: no event of the trace bounds it.
+            cause_window=None if damaged_before else self.window(damage),
+            culprit=Culprit(req=None, step=None, event=None),
+            confidence=POSSIBLE,
+            evidence=[
+                "the slot held this when the recording began: what did it is not in the trace"
+                if damaged_before
+                else "no recorded event explains the content of the slot"
+            ],
         )
