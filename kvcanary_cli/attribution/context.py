@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 # Copies and matches older than this many are forgotten, unless a slot still names them.
 _REMEMBERED = 65536
 _WINDOWS = 1024
+# Of each request.
+_MATCHES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +258,7 @@ class Context:
     unlisted: dict[str, int | None] = field(default_factory=dict)
     left: OrderedDict[str, str] = field(default_factory=OrderedDict)
     aliased: dict[int, tuple[int, MatchFact]] = field(default_factory=dict)
-    matches: dict[int, deque[MatchFact]] = field(default_factory=dict)
+    matches: dict[int, list[MatchFact]] = field(default_factory=dict)
     accepts: dict[int, AcceptFact] = field(default_factory=dict)
     puts: dict[int, deque[PutFact]] = field(default_factory=dict)
     gets: dict[int, tuple[int, int, int]] = field(default_factory=dict)
@@ -292,7 +294,10 @@ class Context:
             self.copies.popitem(last=False)
 
     def match(self, req: int, fact: MatchFact) -> None:
-        self.matches.setdefault(req, deque(maxlen=64)).append(fact)
+        facts = self.matches.setdefault(req, [])
+        facts.append(fact)
+        if len(facts) > _MATCHES:
+            del facts[0]
         known = None not in (fact.namespace, fact.published)
         if known and fact.namespace != fact.published and len(self.aliased) < _REMEMBERED:
             self.aliased[fact.event] = req, fact
@@ -307,17 +312,17 @@ class Context:
 
     def note_match(self, req: int, segment: Segment, row: int, event: int) -> None:
         """Remember the match in row ``row`` of its table, of the request with code ``req``."""
-        slots = segment.tables["match"].get_ints("slots", row)
-        assert slots is not None
+        columns = segment.tables["match"].columns
+        slots = columns["slots"].span(row)
         entry = segment.text("match", "entry", row) or ""
         asked = None
-        if "namespace" in segment.tables["match"].columns:
+        if "namespace" in columns:
             asked = segment.text("match", "namespace", row)
         namespace = None if asked is None else self.namespace(asked)
         published = self.entries.get(entry)
         if published is None and _is_off_device(segment, row):
             published = self.left.get(entry)
-        self.match(req, MatchFact(event, entry, slots.astype("i4"), namespace, published))
+        self.match(req, MatchFact(event, entry, slots.astype(np.int32), namespace, published))
 
     def matched(self, req: int, slot: int) -> MatchFact | None:
         """The newest match of ``req`` that served ``slot``."""

@@ -10,7 +10,7 @@ import numpy as np
 from kvcanary_cli.backends.cpu.event_records import NEVER
 from kvcanary_cli.backends.cpu.event_state import Entry, PrefixNumber
 from kvcanary_cli.backends.cpu.pages import zeros
-from kvcanary_cli.replay.token_store import close_gaps
+from kvcanary_cli.replay.token_store import without_gaps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,6 +68,14 @@ class PrefixIndex:
             if code == len(self.cells):
                 self.cells = np.concatenate([self.cells, _hidden(len(self.cells))])
         return code
+
+    def codes(self, entries: list[str]) -> list[int]:
+        """``code`` of each."""
+        found = list(map(self._codes.get, entries))
+        return [
+            self.code(entry) if code is None else code
+            for entry, code in zip(entries, found, strict=True)
+        ]
 
     def publish(
         self,
@@ -145,15 +153,17 @@ class PrefixIndex:
         visible = self._visible()
         lengths = self.cells[visible, Entry.LEN]
         live = int(lengths.sum())
-        # Twice what is needed: closing the gaps costs no more than filling what is left.
-        places = np.zeros((max(len(self.places), 2 * (live + more)), 2), dtype=np.int32)
-        close_gaps(self.places, self.cells[visible, Entry.AT], lengths, places)
+        # Entries stand in the order of their publication.
+        pairs = self.places.view(np.int64).ravel()
+        pairs = without_gaps(pairs, self.cells[visible, Entry.AT], lengths, live + more)
+        self.places = pairs.view(np.int32).reshape(-1, 2)
         self.cells[visible, Entry.AT] = np.cumsum(lengths) - lengths
-        self.places = places
-        self.numbers[[PrefixNumber.USED, PrefixNumber.ROOM]] = live, len(places)
+        self.numbers[[PrefixNumber.USED, PrefixNumber.ROOM]] = live, len(self.places)
 
     def forget_names(self) -> None:
         """Drop the names of entries that nobody sees, if there are many; numbers change then."""
+        if len(self._names) < _OLD_NAMES:
+            return
         visible = self._visible()
         if len(self._names) < _OLD_NAMES + 2 * len(visible):
             return

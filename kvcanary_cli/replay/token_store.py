@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -65,27 +65,38 @@ class TokenStore:
             return
         cells = self._requests.cells
         held = np.flatnonzero(cells[:, Request.STORE_AT] != NONE)
+        held = held[np.argsort(cells[held, Request.STORE_AT])]
         lengths = cells[held, Request.STORE_LEN]
         live = int(lengths.sum())
-        # Twice what is needed: closing the gaps costs no more than filling what is left.
-        values = np.empty(max(len(self.values), 2 * (live + more)), dtype=np.int64)
-        close_gaps(self.values, cells[held, Request.STORE_AT], lengths, values)
+        self.values = without_gaps(self.values, cells[held, Request.STORE_AT], lengths, live + more)
         cells[held, Request.STORE_AT] = np.cumsum(lengths) - lengths
-        self.values = values
         self._numbers[HistoryNumber.STORE_USED] = live
-        self._numbers[HistoryNumber.STORE_ROOM] = len(values)
+        self._numbers[HistoryNumber.STORE_ROOM] = len(self.values)
 
     def _place(self, code: int) -> tuple[int, int]:
         cells = self._requests.cells[code]
         return int(cells[Request.STORE_AT]), int(cells[Request.STORE_LEN])
 
 
-def close_gaps(values: NDArray[Any], starts: Ints, lengths: Ints, out: NDArray[Any]) -> None:
-    """Copy the runs [start, start + length) of ``values`` into ``out``, one behind another.
+def without_gaps(values: Ints, starts: Ints, lengths: Ints, needed: int) -> Ints:
+    """``values`` with its runs [start, start + length) at the front, one behind another.
 
     Run by run, since they are long: numbers of all their elements would cost more than the copies.
+
+    Args:
+        starts: [runs] in order; no runs overlap.
+        needed: How many elements there must be room for.
+
+    Returns:
+        ``values`` itself, or a longer array where it has not twice that room: closing the gaps
+        costs no more than filling what is left.
     """
+    out = values
+    if len(values) < 2 * needed:
+        out = np.zeros(2 * needed, dtype=np.int64)
     at = 0
     for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-        out[at : at + length] = values[start : start + length]
+        if start != at or out is not values:
+            out[at : at + length] = values[start : start + length]
         at += length
+    return out

@@ -5,10 +5,11 @@ from __future__ import annotations
 from kvcanary_cli.backends.cpu.event_records import LINE
 from kvcanary_cli.backends.cpu.event_state import Columns, Kind, Request, State
 from kvcanary_cli.backends.cpu.jit import constants, inlined
+from kvcanary_cli.backends.cpu.map_events import ask_for_run
 from kvcanary_cli.backends.cpu.memory import load_i32, load_i64, prefetch
 
 #: How many events before.
-EVENTS_AHEAD = 8
+EVENTS_AHEAD = 16
 
 _ALLOC, _MAP, _HISTORY = int(Kind.ALLOC), int(Kind.MAP), int(Kind.HISTORY)
 _FIELDS, _HISTORY_ROW = len(Request), int(Request.HISTORY_ROW)
@@ -18,7 +19,8 @@ _C_REQ_OF, _C_HISTORY_REQ, _C_HISTORY_START = constants(
     Columns.REQ_OF, Columns.HISTORY_REQ, Columns.HISTORY_START
 )
 _HAS_LEDGER, _RECORDS = constants(State.HAS_LEDGER, State.RECORDS)
-_TABLE, _ROW_LEN = int(State.TABLE), int(State.ROW_LEN)
+_TABLE, _ROW_LEN, _ROWS = constants(State.TABLE, State.ROW_LEN, State.ROWS)
+_HEADS, _RUNS = int(State.MAP_HEADS), int(State.MAP_RUNS)
 _POOL, _POOL_WIDTH, _REQUESTS = int(State.POOL), int(State.POOL_WIDTH), int(State.REQUESTS)
 
 
@@ -35,6 +37,8 @@ def ask_for_event(state, columns, kind, at):  # type: ignore[no-untyped-def]
         row = load_i64(load_i64(columns, _C_MAP_ROW), at)
         start = load_i64(load_i64(columns, _C_MAP_START), at)
         prefetch(load_i64(state, _TABLE) + (row * load_i64(state, _ROW_LEN) + start) * 4)
+        if load_i64(state, _HAS_LEDGER) != 0 and 0 <= row < load_i64(state, _ROWS):
+            ask_for_run(load_i64(state, _RUNS), load_i64(load_i64(state, _HEADS), row))
     elif kind == _HISTORY:
         string = load_i32(load_i64(columns, _C_HISTORY_REQ), at)
         req = load_i64(load_i64(columns, _C_REQ_OF), max(string, 0))

@@ -35,7 +35,7 @@ from kvcanary_cli.backends.cpu.memory import (
 )
 
 # Slots that are asked for before their turn.
-_AHEAD = 16
+_AHEAD = 28
 
 _GONE, _TABLE_ROW = int(Request.GONE), int(Request.TABLE_ROW)
 _END, _GENERAL, _ROOM, _PLACES_FULL = constants(Stop.END, Stop.GENERAL, Stop.ROOM, Stop.PLACES_FULL)

@@ -9,6 +9,7 @@ from kvcanary_cli.backends.cpu.memory import (
     load_i32,
     load_i64,
     load_u8,
+    prefetch,
     store_i32,
     store_i64,
     store_u8,
@@ -19,6 +20,13 @@ _START, _COUNT, _BELOW, _EVENTS, _STOPS, _OWNERS = (
     place(MAP_RUN, name) for name in ("start", "count", "below", "events", "stops", "owners")
 )
 _HEADS, _RUNS, _FREE = constants(State.MAP_HEADS, State.MAP_RUNS, State.MAP_FREE)
+
+
+@inlined
+def ask_for_run(runs, node):  # type: ignore[no-untyped-def]
+    """Ask for what entering an event into run number ``node``, -1 = none, reads first."""
+    if node >= 0:
+        prefetch(runs + node * _BYTES)
 
 
 @inlined
@@ -55,7 +63,9 @@ def note_map(state, row, start, stop, owner, event):  # type: ignore[no-untyped-
         if free < 0:
             return False
         run, count = runs + free * _BYTES, 0
-        store_i64(state, _FREE, load_i32(run, _BELOW))
+        below = load_i32(run, _BELOW)
+        store_i64(state, _FREE, below)
+        ask_for_run(runs, below)
         store_i32(run, _START, start)
         store_i32(run, _BELOW, node)
         store_i64(heads, row, free)
@@ -66,9 +76,32 @@ def note_map(state, row, start, stop, owner, event):  # type: ignore[no-untyped-
     return True
 
 
+@inlined
+def _mark(seen, first, stop):  # type: ignore[no-untyped-def]
+    """Mark cells [first, stop) as seen; 1 if all were."""
+    had = 1
+    for at in range(first, stop):
+        if load_u8(seen, at) == 0:
+            had = 0
+            store_u8(seen, at, 1)
+    return had
+
+
+@inlined
+def _are_marked(seen, first, stop):  # type: ignore[no-untyped-def]
+    """Whether all cells [first, stop) are marked, as 1 or 0."""
+    for at in range(first, stop):
+        if load_u8(seen, at) == 0:
+            return 0
+    return 1
+
+
 @kernel
 def drop_covered(num_rows, heads, runs, seen, out):  # type: ignore[no-untyped-def]
     """Drop the runs all of whose events newer ones of their row cover wholly, together.
+
+    The runs of a decoding request follow upon each other, so that most of what is seen is one
+    range; what lies apart from it is marked cell by cell.
 
     Args:
         num_rows: Rows.
@@ -81,16 +114,27 @@ def drop_covered(num_rows, heads, runs, seen, out):  # type: ignore[no-untyped-d
     for row in range(num_rows):
         node = load_i64(heads, row)
         last = -1
+        # Seen are the cells [low, high) and those that are marked, which lie in [first, stop).
+        low, high, first, stop = 0, 0, 0, 0
         while node >= 0:
             run = runs + node * _BYTES
             below = load_i32(run, _BELOW)
-            covered = 1
-            for at in range(
-                load_i32(run, _START), load_i32(run, _STOPS + load_i32(run, _COUNT) - 1)
-            ):
-                if load_u8(seen, at) == 0:
-                    covered = 0
-                    store_u8(seen, at, 1)
+            start = load_i32(run, _START)
+            end = load_i32(run, _STOPS + load_i32(run, _COUNT) - 1)
+            if start == end or (low <= start and end <= high):
+                covered = 1
+            elif low == high:
+                low, high, covered = start, end, 0
+            elif start <= high and end >= low:
+                covered = 0
+                if first != stop:
+                    covered = _are_marked(seen, start, low) & _are_marked(seen, high, end)
+                low, high = min(low, start), max(high, end)
+            else:
+                covered = _mark(seen, start, end)
+                if first == stop:
+                    first, stop = start, end
+                first, stop = min(first, start), max(stop, end)
             if covered != 0:
                 store_i32(run, _BELOW, free)
                 free = node
@@ -106,13 +150,7 @@ def drop_covered(num_rows, heads, runs, seen, out):  # type: ignore[no-untyped-d
             store_i64(heads, row, -1)
         else:
             store_i32(runs + last * _BYTES, _BELOW, -1)
-        node = load_i64(heads, row)
-        while node >= 0:
-            run = runs + node * _BYTES
-            for at in range(
-                load_i32(run, _START), load_i32(run, _STOPS + load_i32(run, _COUNT) - 1)
-            ):
-                store_u8(seen, at, 0)
-            node = load_i32(run, _BELOW)
+        for at in range(first, stop):
+            store_u8(seen, at, 0)
     store_i64(out, 0, free)
     store_i64(out, 1, dropped)
