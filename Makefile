@@ -2,6 +2,7 @@
 # make test: install the test tools, run lint, types and tests.
 # make test-engines: install real engines into build/engines and test the recorder on them;
 #   ENGINES=sglang or ENGINES=vllm for one of them.
+# make fuzz: the randomised tests alone, EXAMPLES times as many examples of each.
 # make bench: run all CPU benchmarks, one table; some minutes of CPU (docs/performance.md).
 PYTHON ?= python3
 VENV := .venv
@@ -9,8 +10,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
 ENGINES ?= sglang vllm
+EXAMPLES ?= 10
 
-.PHONY: demo test lint types unit test-engines bench clean
+.PHONY: demo test lint types unit fuzz test-engines bench clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/kvcanary demo
@@ -27,6 +29,9 @@ types: $(VENV)/.installed-test
 
 unit: $(VENV)/.installed-test
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
+
+fuzz: $(VENV)/.installed-test
+	KVCANARY_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -n $(WORKERS) --dist worksteal -m hypothesis
 
 test-engines: $(VENV)/.installed-test $(ENGINES:%=engine-%)
 	KVCANARY_ENGINES="$(ENGINES)" $(BIN)/pytest -n $(WORKERS) --dist loadfile tests/engines
