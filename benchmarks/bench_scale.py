@@ -13,7 +13,8 @@ itself how many the larger trace of each shape has.
   (``floor``) run right after;
 - memory, beside what the rows, the table and the ledger take.
 
-``--large-gb`` also makes a trace of that size, replays it, prints its memory and deletes it.
+``--large-gb`` also makes a trace of that size of each shape, replays it, prints its memory and
+speed, and deletes it.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ _MAKERS: dict[str, Callable[..., int]] = {
     "decode-heavy": scale_traces.decode_heavy,
     "prefill-heavy": scale_traces.prefill_heavy,
 }
+#: Of a recorded token in a trace.
+_BYTES = {"decode-heavy": 57, "prefill-heavy": 32}
 #: A smaller trace is mostly the first requests' beginning.
 _SIZES = (1_000_000, 4_000_000, 10_000_000, 20_000_000)
 #: Decode steps that are timed, and how often. In full verification each looks at every prefix, so
@@ -179,18 +182,13 @@ class Scale:
                 f"{floor_ns:,.0f} ns",
                 1e9 * costs[1] / floor_ns,
             ),
-            *(
-                Figure(
-                    f"{shape}, {recorded[1]:,} tokens, tokens a second {how}",
-                    f"{recorded[1] / seconds:,.0f}",
-                    "target by the clock of a quiet machine",
-                    f"{TARGETS[shape]:,}",
-                    recorded[1] / seconds / TARGETS[shape],
-                )
-                for how, seconds in (
-                    ("by the clock, start included", run.wall_s),
-                    ("of CPU, beyond an idle replay's", beyond_s),
-                )
+            _speed(shape, f"{recorded[1]:,} tokens", recorded[1], run),
+            Figure(
+                f"{shape}, {recorded[1]:,} tokens, tokens a second of CPU, beyond an idle replay's",
+                f"{recorded[1] / beyond_s:,.0f}",
+                "target by the clock of a quiet machine",
+                f"{TARGETS[shape]:,}",
+                recorded[1] / beyond_s / TARGETS[shape],
             ),
         ]
 
@@ -214,42 +212,53 @@ class Scale:
             )
         ]
 
-    def large(self, gigabytes: float) -> list[Figure]:
-        """A trace larger than memory's bound, replayed and deleted."""
+    def large(self, shape: str, gigabytes: float) -> list[Figure]:
+        """A trace larger than memory's bound, replayed and deleted.
+
+        Beside it the start of a command is little, so its speed is by the clock of the whole.
+        """
         path = self._folder / "large.kvtrace"
-        tokens = int(gigabytes * 1e9 / 57)
+        tokens = int(gigabytes * 1e9 / _BYTES[shape])
         try:
             start = time.perf_counter()
-            recorded = scale_traces.decode_heavy(path, tokens=tokens)
-            size = sum(part.stat().st_size for part in path.iterdir())
+            recorded = _MAKERS[shape](path, tokens=tokens)
+            gb = f"{sum(part.stat().st_size for part in path.iterdir()) / 1e9:.2f} GB"
             print(
-                f"  large: {size / 1e9:.2f} GB, {recorded:,} tokens, made in "
+                f"  {shape}: {gb}, {recorded:,} tokens, made in "
                 f"{time.perf_counter() - start:.0f} s",
                 flush=True,
             )
             read = run_command([*KVCANARY, "trace", "validate", str(path)])
-            figures = [
-                Figure(
-                    f"memory of trace validate, {size / 1e9:.2f} GB",
-                    _mib(read.peak_bytes),
-                    "2 GB",
-                    _mib(_LARGE_BOUND),
-                    read.peak_bytes / _LARGE_BOUND,
-                )
-            ]
             run = replay(path)
         finally:
             shutil.rmtree(path, ignore_errors=True)
         return [
-            *figures,
-            Figure(
-                f"memory of replay, {size / 1e9:.2f} GB, {recorded:,} tokens, {run.wall_s:.0f} s",
-                _mib(run.peak_bytes),
-                "2 GB",
-                _mib(_LARGE_BOUND),
-                run.peak_bytes / _LARGE_BOUND,
+            *(
+                Figure(
+                    f"{shape}, {gb}, memory of {name}",
+                    _mib(peak),
+                    "2 GB",
+                    _mib(_LARGE_BOUND),
+                    peak / _LARGE_BOUND,
+                )
+                for name, peak in (
+                    ("trace validate", read.peak_bytes),
+                    ("replay", run.peak_bytes),
+                )
             ),
+            _speed(shape, f"{gb}, {recorded:,} tokens", recorded, run),
         ]
+
+
+def _speed(shape: str, what: str, recorded: int, run: Run) -> Figure:
+    """Tokens a second of a whole command."""
+    return Figure(
+        f"{shape}, {what}, tokens a second by the clock, start included",
+        f"{recorded / run.wall_s:,.0f}",
+        "target by the clock of a quiet machine",
+        f"{TARGETS[shape]:,}",
+        recorded / run.wall_s / TARGETS[shape],
+    )
 
 
 def _recorded(path: Path) -> int:
@@ -292,7 +301,10 @@ def measure(
         scale.steps,
     ]
     if large_gb:
-        parts.append(lambda: scale.large(large_gb))
+        parts += [
+            lambda: scale.large("decode-heavy", large_gb),
+            lambda: scale.large("prefill-heavy", large_gb),
+        ]
     figures: list[Figure] = []
     for part in parts:
         found = part()
