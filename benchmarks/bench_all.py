@@ -86,7 +86,7 @@ def main() -> None:
     jobs = os.cpu_count() or 1
     add("several traces", lambda: [bench_many.figure(traces=2 * jobs, jobs=jobs, pairs=1)])
     add("reading", lambda: bench_reading.measure(tokens=200_000, rounds=3))
-    add("ledger", lambda: bench_ledger.figures(tokens=500_000, pairs=1))
+    add("ledger", lambda: bench_ledger.figures(tokens=4_000_000, pairs=3))
     with tempfile.TemporaryDirectory() as folder:
         add("scale", lambda: bench_scale.measure(Path(folder), args.seconds))
     skipped = ""
