@@ -87,3 +87,35 @@ def test_a_compacting_copy_that_takes_a_rejected_node(took: int) -> None:
     assert (finding.cls, finding.subtype) == ("spec_commit", "rejected_node_moved")
     assert (finding.cause_event, finding.slots) == (index_of(events, "copy"), {4})
     assert [r.cls for r in finding.ruled_out] == ["transfer_mismatch"]
+
+
+@pytest.mark.parametrize("nodes", [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]])
+@pytest.mark.parametrize("parent", [[-1, 0, 1, 2], [-1, 0, 1, 1]])
+def test_bytes_that_changed_in_an_accepted_node_are_no_fault_of_the_accept(
+    nodes: list[int], parent: list[int]
+) -> None:
+    """The row is that of the node that belongs there: the accept put nothing wrong into place."""
+    if parent[3] == 1 and 3 in nodes:
+        nodes = nodes[:3]
+    tokens, end = [21, 22, 23, 24], 2 + len(nodes)
+    every = [1, 2, *(3 + node for node in nodes)]
+    prints = {"kind": "kv_hash", "step": 2, "phase": "after", "slots": [3, 4, 5, 6]}
+    accepted = [tokens[node] for node in nodes]
+    for flipped in every[2:]:
+        values = [100 + slot + (5000 if slot == flipped else 0) for slot in every]
+        seen = {"kind": "kv_hash", "step": 3, "phase": "before", "slots": every, "hash": values}
+        last = decode("A", 30, 7, row=1, position=end, step=3)
+        events = [
+            *_verified(tokens, parent),
+            prints | {"hash": [103, 104, 105, 106]},
+            {"kind": "accept", "req": "A", "nodes": nodes, "tokens": [*accepted, 30]}
+            | {"committed_len": end},
+            {"kind": "history", "req": "A", "start": 2, "ids": accepted},
+            *last[:-1],
+            seen,
+            last[-1],
+        ]
+        head = _HEAD | {"records": [*_HEAD["records"], "kv_hash"]}
+        (finding,) = diagnose(head, numbered(events)).findings
+        assert (finding.cls, finding.subtype) == ("payload_mutation", "kv_bytes")
+        assert (finding.slots, finding.culprit.req) == ({flipped}, None)

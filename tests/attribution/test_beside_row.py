@@ -249,3 +249,38 @@ def test_a_request_that_moves_to_the_row_of_an_ended_one(moved: bool) -> None:
     for finding in findings:
         assert _said(finding) == ("stale_mapping", "anothers_row", at, "certain")
         assert (finding.victim, finding.culprit.req, finding.slots) == ("B", "B", {1, 2, 3})
+
+
+@pytest.mark.parametrize("cell", [0, 1, 2])
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("tenant", [False, True])
+def test_a_row_that_was_given_back_is_its_readers_no_more(
+    cell: int, same: bool, tenant: bool
+) -> None:
+    """A retracted request comes back in another row, and a cell of that is set wrongly."""
+    before = [
+        *life("C", [31, 32], [11, 12], row=3, step=3),
+        {"kind": "finish", "req": "C"},
+        {"kind": "free", "owner": "C", "slots": [11, 12]},
+        {"kind": "row_release", "row": 3, "req": "C"},
+    ]
+    row = 1 if same else 3
+    events = numbered(
+        [
+            *BOTH,
+            *(before if tenant else []),
+            {"kind": "own", "from": "A", "owner": "tree", "slots": [1, 2, 3], "entry": "e"},
+            {"kind": "retract", "req": "A"},
+            {"kind": "row_release", "row": 1, "req": "A"},
+            {"kind": "match", "req": "A", "entry": "e", "slots": [1, 2, 3]},
+            {"kind": "map", "row": row, "start": 0, "slots": [1, 2, 3]},
+            {"kind": "map", "row": row, "start": cell, "slots": [4 + (cell + 1) % 3]},
+            *decode("A", 14, 7, row=row, position=3, step=4),
+        ]
+    )
+    head = HEAD | {"records": [*HEAD["records"], "prefix"]}
+    (finding,) = diagnose(head, events).findings
+    at = index_of(events, "map", row=row, start=cell, slots=[4 + (cell + 1) % 3])
+    assert _said(finding)[:2] == ("stale_mapping", "cells_rewritten")
+    assert finding.slots == {4 + (cell + 1) % 3}
+    assert finding.cause_event in (at, at - 1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.attribution.events import HEAD, decode, life, numbered
+from tests.attribution.events import HEAD, decode, index_of, life, numbered
 from tests.attribution.helpers import diagnose
 
 Event = dict[str, Any]
@@ -89,3 +89,32 @@ def test_a_prefix_that_was_written_at_wrong_positions_is_its_writers_fault() -> 
     findings = diagnose(HEAD_P, _reads(events)).findings
     assert {f.cls for f in findings} == {"position_misalign"}
     assert {f.culprit.req for f in findings} == {"A"}
+
+
+@pytest.mark.parametrize("read_between", [False, True])
+@pytest.mark.parametrize("swapped", [(0, 1), (0, 3), (2, 3)])
+def test_cells_that_changed_places_behind_a_match_are_no_hit_on_what_was_freed(
+    swapped: tuple[int, int], read_between: bool
+) -> None:
+    """The slots had been freed and loaded anew before; the row leads to the wrong one of them."""
+    one, other = swapped
+    events = [
+        *_published(slots=A)[:-3],
+        {"kind": "own", "from": "A", "owner": "tree", "slots": A},
+        {"kind": "copy", "src": A, "dst": [50, 51, 52, 53], "via": "d2h", "dst_pool": "host"},
+        {"kind": "free", "owner": "tree", "slots": A, "reason": "evict"},
+        {"kind": "alloc", "owner": "tree", "slots": A},
+        {"kind": "copy", "src": [50, 51, 52, 53], "dst": A, "via": "h2d", "src_pool": "host"},
+        {"kind": "history", "req": "C", "start": 0, "ids": A},
+        {"kind": "match", "req": "C", "entry": "pA", "slots": A},
+        {"kind": "map", "row": 3, "start": 0, "slots": A},
+        *(decode("C", 8, 19, row=3, position=4, step=4) if read_between else []),
+        {"kind": "map", "row": 3, "start": one, "slots": [A[other]]},
+        {"kind": "map", "row": 3, "start": other, "slots": [A[one]]},
+    ]
+    at = 4 + read_between
+    trace = numbered([*events, *decode("C", 9, 20, row=3, position=at, step=5)])
+    (finding,) = diagnose(HEAD_P, trace).findings
+    assert (finding.cls, finding.subtype) == ("stale_mapping", "cells_rewritten")
+    assert (finding.culprit.req, finding.slots) == ("C", {A[one], A[other]})
+    assert finding.cause_event == index_of(trace, "map", row=3, start=one, slots=[A[other]])

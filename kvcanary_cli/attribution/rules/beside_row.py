@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from kvcanary_cli.attribution.context import RowFacts
+
     Ints = NDArray[np.int64]
 
 WRITTEN_BESIDE_ROW = "written_beside_row"
@@ -177,7 +179,7 @@ class BesideRow(Facts):
             return None
         whose = next((fact.owner for fact in facts.maps if fact.event == held), NOBODY)
         before = [req for req, at in facts.ran if at < since]
-        if whose <= TREE and before:
+        if whose <= TREE and before and not self._gave_the_row_back(facts, before[-1], held):
             # The last of the cells may be the prefix cache's: then who ran there tells.
             whose = before[-1]
         if whose <= TREE or whose == damage.victim:
@@ -190,18 +192,33 @@ class BesideRow(Facts):
         has = whose in (int(self.state.owner[slot]), int(damage.writes.req[slot]))
         return whose if has or self.context.matched(whose, slot) is not None else None
 
+    @staticmethod
+    def _gave_the_row_back(facts: RowFacts, req: int, before: int) -> bool:
+        """Whether ``req`` had given its row back when a cell was set at event ``before``."""
+        ran = max((at for who, at in facts.ran if who == req), default=NEVER)
+        return facts.released_by == req and ran < facts.released_event < before
+
     def _sound_rows(self, damage: Damage, before: int) -> Iterator[int]:
         """Rows that are the reader's by then, and that lead to its content."""
         writes, victim, position = damage.writes, damage.victim, damage.position
         for row in self._rows_of(victim, before):
             slot = self.now.cell(None, row, position)
-            if row == damage.row or slot <= 0:
+            if row == damage.row or slot <= 0 or self._has_left(victim, row):
                 continue
             mine = int(writes.req[slot]) == victim
             match = None if mine else self.context.matched(victim, slot)
             matched = match is not None and match.position(slot) == position
             if matched or (mine and int(writes.true_position[slot]) == position):
                 yield row
+
+    def _has_left(self, req: int, row: int) -> bool:
+        """Whether ``req`` gave the row back, and neither ran in it nor had it set since."""
+        facts = self.context.row(row)
+        gone = facts.released_event
+        if gone == NEVER or facts.released_by != req:
+            return False
+        ran = any(who == req and at > gone for who, at in facts.ran)
+        return not ran and all(fact.owner != req or fact.event < gone for fact in facts.maps)
 
     def _rows_of(self, victim: int, before: int) -> list[int]:
         """Rows that ``victim`` ran in before an event, or that were last set for it before."""

@@ -8,6 +8,7 @@ from kvcanary_cli.attribution.ledger import (
     BY_VERIFY,
     NEVER,
     NOBODY,
+    TREE,
 )
 from kvcanary_cli.attribution.result import CERTAIN, POSSIBLE, PROBABLE, Culprit, RuledOut
 from kvcanary_cli.attribution.rules.facts import Facts
@@ -131,6 +132,9 @@ class IndexFacts(Facts):
         writes, slot = damage.writes, damage.slot
         whose = int(writes.req[slot])
         own = whose == damage.victim
+        if damage.kv_only:
+            # The row is that of an accepted node, in its place: only its bytes changed.
+            return None
         if writes.kind[slot] != BY_VERIFY or not (own or self.published_draft(damage)):
             return None
         accept = self.context.accepts.get(whose)
@@ -304,8 +308,12 @@ class IndexFacts(Facts):
     def _set_before(self, damage: Damage) -> bool:
         """Whether the cell had been set for the reader already, while it was in the row."""
         row, held = self.context.row(damage.row), self.held_since(damage)
+        match = self.context.matched(damage.victim, damage.slot)
+        # What a match gave is the cache's still.
+        served = held if match is None else match.event
         return any(
-            fact.owner == damage.victim and fact.start <= damage.position < fact.stop
+            (fact.owner == damage.victim or (fact.owner == TREE and served < fact.event))
+            and fact.start <= damage.position < fact.stop
             for fact in row.maps
             if row.released_event < fact.event < held
         )

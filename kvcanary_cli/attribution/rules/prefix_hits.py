@@ -19,7 +19,8 @@ class PrefixHits(Facts):
     def phantom_hit(self, damage: Damage) -> Cause | None:
         match = self.context.matched(damage.victim, damage.slot)
         taken = None if match is None else self.frees.of_match(match, damage.slot)
-        if match is None or taken is None:
+        if match is None or taken is None or match.position(damage.slot) != damage.position:
+            # Where the cell is not the one that the match set, another event led there.
             return None
         free, last = taken.free, int(self.state.free_event[damage.slot])
         # Content that was there before the free is wrong only because the match names it.
