@@ -64,10 +64,11 @@ class Watch:
     ) -> None:
         self.run = run
         self.histories = run.history | (histories or {})
-        self._suspects = suspects
-        self._content: dict[int, Held | None] = {}
+        self._suspects = set(suspects)
+        # Of suspects, and of every slot of any pool that the tail wrote or copied something to.
+        self._content: dict[tuple[str, int], Held | None] = {}
         for slot in suspects:
-            self._content[slot] = content_before(run, "full", slot, edits.first)
+            self._content["full", slot] = content_before(run, "full", slot, edits.first)
         self._rows: dict[int, dict[int, int]] = {}
         self._start = edits.first
 
@@ -99,8 +100,7 @@ class Watch:
         rows = rows_of(event)
         found = [bad for row in rows for bad in self._reads(k, event, row)]
         for write, slot in written_by(0, event, rows):
-            if slot in self._suspects:
-                self._content[slot] = _held(write)
+            self._content["full", slot] = _held(write)
         # What this forward's rows overwrite for each other is read again behind its writes.
         return found or [bad for row in rows for bad in self._reads(k, event, row)]
 
@@ -111,13 +111,13 @@ class Watch:
         for position in range(row.prefix):
             slot = cells.get(position, 0)
             if slot in self._suspects and not self._fits(slot, row.req, position):
-                content = self._content[slot]
+                content = self._content["full", slot]
                 writer = None if content is None else content[0]
                 out.append(BadRead(k, event["step"], row.req, slot, position, writer))
         return out
 
     def _fits(self, slot: int, req: str, position: int) -> bool:
-        content = self._content[slot]
+        content = self._content["full", slot]
         if content is None:
             return False
         writer, place, draft = content
@@ -133,19 +133,19 @@ class Watch:
         return theirs[: place + 1] == ours[: place + 1]
 
     def _copy(self, event: Event) -> None:
-        if event.get("dst_pool", "full") != "full" or event.get("canary") is False:
+        if event.get("canary") is False:
             return
+        pool = event.get("dst_pool", "full")
         moved = [self._moved(source) for source in sources_of(event)]
         for slot, content in zip(event["dst"], moved, strict=True):
-            if slot in self._suspects:
-                self._content[slot] = content
+            self._content[pool, slot] = content
 
     def _moved(self, source: Source) -> Held | None:
         where, number, named = source
         if named:
             return where, number, None
-        if where == "full" and number in self._content:
-            return self._content[number]
+        if (where, number) in self._content:
+            return self._content[where, number]
         return content_before(self.run, where, number, self._start)
 
 

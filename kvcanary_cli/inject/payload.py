@@ -52,13 +52,18 @@ def flipped_kv_bytes(run: CleanRun, rng: random.Random) -> Planted | None:
         if forward not in run.rows:
             continue
         readers = _readers(run, forward, pool).get(event["slots"][k])
-        if not readers:
+        if not readers or not _was_printed(run, at, event["hash"][k]):
             continue
         planted = _flipped(run, rng, at, pool, event["slots"][k], event["hash"][k])
         planted.victims, planted.step = set(readers), run.step(forward)
         planted.until = run.behind_forward(forward)
         return planted
     return None
+
+
+def _was_printed(run: CleanRun, at: int, value: int) -> bool:
+    """Whether these bytes were fingerprinted behind a write; else nothing says how they were."""
+    return any(value in run.events[k]["hash"] for k in _prints(run, "after") if k < at)
 
 
 def _readers(run: CleanRun, forward: int, pool: str) -> dict[int, list[str]]:
@@ -117,6 +122,8 @@ def flipped_cached_bytes(run: CleanRun, rng: random.Random) -> Planted | None:
         k = rng.randrange(len(event["slots"]))
         slot = event["slots"][k]
         if run.owner(slot, at) != "tree" or not _is_published(run, slot, at):
+            continue
+        if not _was_printed(run, at, event["hash"][k]):
             continue
         planted = _flipped(run, rng, at, "full", slot, event["hash"][k])
         planted.step, planted.until = event["step"], min(at + 2, len(run.events))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvcanary_cli.inject.clean_run import is_target_forward
 from kvcanary_cli.inject.edits import Edits
 from kvcanary_cli.inject.planting import TRIES, FaultKind, Planted
 
@@ -25,6 +26,9 @@ def divergent_rank(run: CleanRun, rng: random.Random) -> Planted | None:
         tokens = run.history.get(row.req, [])
         end = run.ends.get(row.req)
         slot = _unused(run, at, end)
+        if _has_draft(run, row.req):
+            # Its draft worker would read, on this rank alone, what only the target wrote.
+            continue
         if slot is None or len(tokens) <= row.prefix or "input_ids" not in event:
             continue
         edits = Edits(run.events)
@@ -59,6 +63,15 @@ def divergent_rank(run: CleanRun, rng: random.Random) -> Planted | None:
             note=f"{row.req} hits {position} positions on this rank, {row.prefix} on the other",
         )
     return None
+
+
+def _has_draft(run: CleanRun, req: str) -> bool:
+    """Whether a draft worker runs for the request, too."""
+    return any(
+        req in run.events[k]["reqs"]
+        for k in run.by_kind["forward"]
+        if not is_target_forward(run.events[k])
+    )
 
 
 def _unused(run: CleanRun, at: int, end: int | None) -> int | None:

@@ -117,6 +117,9 @@ def _recycled(run: CleanRun, rng: random.Random, at: int) -> Planted | None:
             rows[event["reqs"].index(taker)] = victim.row
     # Recorders note changed cells only: what the old row held already must move, too.
     start = next(f for f in later if any(r.req == taker for r in run.rows[f]))
+    if end < start:
+        # It left the row again before it ran in it.
+        return None
     cells = run.cells(own_row, start)
     length = max(r.prefix + r.count for r in run.rows[start] if r.req == taker)
     whole = [cells.get(p, 0) for p in range(length)]
