@@ -204,15 +204,19 @@ class Diagnoser:
         self._snapshots.note_broken_rules(forward)
 
     def _keep_reads(self, worker: str) -> None:
-        """Let incremental verification keep the events of reads that it leaves out."""
+        """Keep the events of reads where the replay tells of what it leaves out or cannot check."""
         assert self.replay is not None
         lane = self.replay.pool.lanes.get((worker, PoolKind.FULL))
         known = None if lane is None else lane.known
         writes = self.follower.lane(worker, "FULL")
-        if lane is not None and known is not None and writes.settle is None:
-            if worker == "target":
-                lane.move_records(self.follower.rules.state.records)
-            writes.keep_reads_in(known.keep_reads(), known.settle)
+        if lane is None or writes.keeps_reads:
+            return
+        if known is None:
+            writes.keep_reads_in(lane.records["read"], None)
+            return
+        if worker == "target":
+            lane.move_records(self.follower.rules.state.records)
+        writes.keep_reads_in(known.keep_reads(), known.settle)
 
     def _read_again(self, forward: Forward, reads: Reads, broken: Ints) -> None:
         """Say what must be told of each time it is read: what is not all right, or may change."""
@@ -226,8 +230,9 @@ class Diagnoser:
             self._explainer.explain(chunk, forward)
         self._snapshots.take(self.book.findings, found, forward=forward)
         writes = self.follower.lane(forward.worker, "FULL")
-        if not found:
-            writes.reads[self._now.read.slots] = forward.event
+        assert self.replay is not None
+        if self.replay.worker(forward.worker).collector.sound and not found:
+            writes.note_read(self._now.read.slots, forward.event)
         self._now.enter_writes(forward)
         self._overwritten.explain(forward, found)
         self._snapshots.take(self.book.findings, forward=forward)

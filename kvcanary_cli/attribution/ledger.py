@@ -25,6 +25,7 @@ from kvcanary_cli.backends.cpu.event_records import (
     PAST,
     TREE,
     UNKNOWN,
+    UNTOLD,
     WRITES,
     make_records,
 )
@@ -218,23 +219,36 @@ class Writes:
         self.settle: Callable[[], None] | None = None
 
     @property
-    def reads(self) -> Ints:
-        """[slots] what of ``read_event`` is up to date; incremental verification keeps it."""
-        if self._reads is None:
-            self._reads = np.full(len(self.records), NEVER, dtype=np.int64)
-        return self._reads
+    def keeps_reads(self) -> bool:
+        """Whether the events of reads are kept in a lane's records."""
+        return self._reads is not None
 
-    def keep_reads_in(self, reads: Ints, settle: Callable[[], None]) -> None:
-        """From now on ``reads`` [slots] are kept by somebody else, who brings them up to date."""
-        reads[:] = NEVER if self._reads is None else self._reads
+    def keep_reads_in(self, reads: Ints, settle: Callable[[], None] | None) -> None:
+        """From now on ``reads`` [slots] are kept by a lane; ``UNTOLD`` where it cannot tell."""
+        reads[reads != UNTOLD] = NEVER
         self._reads, self.settle = reads, settle
 
-    @property
-    def read_event(self) -> Ints:
-        """[slots] last forward that verified the slot and found nothing, an ``i``."""
+    def note_read(self, slots: Ints, event: int) -> None:
+        """A forward at ``event`` verified ``slots`` and found nothing."""
+        if self._reads is not None:
+            self._reads[slots[self._reads[slots] != UNTOLD]] = event
+
+    def sound_reads(self, slots: Ints) -> Ints:
+        """[n] last forward that verified each of ``slots`` [n] and found nothing, an ``i``.
+
+        ``NEVER`` where there was none, and where what it compared does not tell whose content the
+        slot holds.
+        """
+        if self._reads is None:
+            return np.full(len(slots), NEVER, dtype=np.int64)
         if self.settle is not None:
             self.settle()
-        return self.reads
+        events = self._reads[slots]
+        return np.where(events == UNTOLD, NEVER, events)
+
+    def sound_read(self, slot: int) -> int:
+        """``sound_reads`` of one slot."""
+        return int(self.sound_reads(np.array([slot], dtype=np.int64))[0])
 
     def put(
         self,

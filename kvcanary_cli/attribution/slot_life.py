@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvcanary_cli.abi.constants import PoolKind
 from kvcanary_cli.attribution.facts import MAX_SLOTS, LifeEvent
 from kvcanary_cli.attribution.ledger import BY_COPY, BY_STATE, NEVER, NOBODY, TREE
 from kvcanary_cli.attribution.ownership import BAD_WHATS
@@ -198,9 +199,10 @@ class _Scene:
             copy = follower.context.copies.get(event)
             via = "moved within the pool" if copy is None else copy.via
             self.life.add(event, "move", None, mine, note=via)
-        for event in _events(writes.read_event[slots]):
-            mine = slots[writes.read_event[slots] == event]
-            self.life.add(event, "verified", None, mine)
+        reads = writes.sound_reads(slots)
+        for event in _events(reads):
+            for note, mine in self._compared(event, slots[reads == event]):
+                self.life.add(event, "verified", None, mine, note=note)
         for event in _events(writes.pad_event[slots]):
             mine = slots[writes.pad_event[slots] == event]
             step, row = int(writes.pad_step[mine[0]]), int(writes.pad_row[mine[0]])
@@ -215,6 +217,29 @@ class _Scene:
                 self.life.add(copy.begun_event, "transfer_begin", name, _one(slot), note=note)
             forked = follower.context.cow_event.get(slot, NEVER)
             self.life.add(forked, "fork", None, _one(slot), note="copy on write intended")
+
+    def _compared(self, event: int, slots: Ints) -> list[tuple[str, Ints]]:
+        """What of ``slots``, read at ``event``, was not compared there, and of which of them."""
+        pool = self.follower.pool
+        lane = None if pool is None else pool.lanes.get((self.lane[0], PoolKind[self.lane[1]]))
+        if lane is None or not lane.kv:
+            return [("", slots)]
+        looked = np.min([kv.agreed[slots] for kv in lane.kv.values()], axis=0)
+        looked[looked >= event] = event
+        writes = self.follower.lane(*self.lane)
+        came = writes.came(slots)
+        looked[looked < np.where(came <= event, came, writes.before_event[slots])] = NEVER
+        return [
+            (
+                ""
+                if last == event
+                else "its bytes were not compared"
+                if last == NEVER
+                else f"its bytes were compared at event {last} for the last time",
+                slots[looked == last],
+            )
+            for last in np.unique(looked).tolist()
+        ]
 
     def _acts(
         self,

@@ -60,6 +60,9 @@ class Collector:
         active: Whether violations are worked out; the launches run either way.
         forward: The forward under way, None in a sweep.
         entries: Which entries of group 0 are checked in the forward under way, None = all.
+        compares_tokens: Whether the trace has tokens: without them nothing tells whose content a
+            slot holds.
+        sound: Whether the forward under way was checked, and no launch of it counted anything.
         expected: [num_tokens] expected input tokens of the forward, or None.
         keeps_plans: Whether ``plan_slots`` is kept.
         plan_slots: FULL-pool slots that the forward under way reads, in plan order.
@@ -79,6 +82,7 @@ class Collector:
         partial_table: bool,
     ) -> None:
         self.active = True
+        self.compares_tokens = self.sound = True
         self.forward: Forward | None = None
         self.entries: Entries | None = None
         self.expected: Ints | None = None
@@ -115,6 +119,7 @@ class Collector:
         self._row_lineage.pop(group_index, None)
         if self.drop_overflow is not None and count > self.drop_overflow:
             verify_plan.enable.zero_()
+            self.sound = False
             self._skip(OVERFLOW, count)
             self._start_lineages(group_index, lane, write_plan)
             return
@@ -140,6 +145,7 @@ class Collector:
             incomplete |= mask
         if lane.unknown is not None:
             mask = lane.unknown[host_slots] & checked
+            lane.cannot_tell(host_slots[mask])
             slots[_mask(mask, slots)] = 0
             unknown_prev = (host_prevs > 0) & lane.unknown[np.maximum(host_prevs, 0)]
             prevs[_mask(unknown_prev, prevs)] = 0
@@ -148,6 +154,11 @@ class Collector:
             self._skip(UNKNOWN_ROW, int(mask.sum()))
         if entries is not None:
             entries.mark(incomplete)
+        unlinked = checked & (prevs.cpu().numpy() == 0)
+        if unlinked.any():
+            # Neither token nor chain is compared: nothing tells whose content it is.
+            bare = verify_plan.verify_expected_tokens[:count].cpu().numpy() == NO_EXPECTED_TOKEN
+            lane.cannot_tell(host_slots[unlinked & bare])
         if self.active:
             tokens = verify_plan.verify_expected_tokens[:count].cpu().numpy()
             self._tally.entries_verified += int(checked.sum())
@@ -209,6 +220,7 @@ class Collector:
 
     def after_verify(self, endpoint: Endpoint, plan: VerifyPlan) -> None:
         count = int(self._index.item())
+        self.sound &= not count
         entries = None
         if endpoint.group_index == 0 and not endpoint.tag.is_sweep:
             entries = self.entries
@@ -261,6 +273,7 @@ class Collector:
         expected_positions: torch.Tensor | None,
     ) -> None:
         count = int(self._index.item())
+        self.sound &= not count
         if not count or self._seeds is None:
             return
         found = explain.explain_write(

@@ -257,6 +257,7 @@ class Replay:
                 tally=self.tally,
             )
             worker.collector.keeps_plans = self.watcher is not None
+            worker.collector.compares_tokens = self.header.tokens != "absent"
         return worker
 
     def _forward(self, segment: Segment, k: int, row: int) -> None:
@@ -337,7 +338,7 @@ class Replay:
         found = worker.finish()
         if self.watcher is not None:
             self.watcher.finished(forward, found)
-        if not found:
+        if worker.collector.sound and not found:
             worker.note_read(forward)
         self._stop_if_raising(found, forward.step)
         interval = self.options.sweep_interval

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvcanary_cli.abi.sources import RealKvSource
+from kvcanary_cli.backends.cpu.event_records import NEVER
 from kvcanary_cli.replay.chains import as_int64, as_uint64, mix, unmix
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class RecordedFingerprints:
         source: The stand-in bytes, [num_slots, 16] uint8.
         unhashed: [num_slots] bool: the canary wrote the slot in a forward whose fingerprint was
             not recorded. The first fingerprint seen afterwards is then taken as the right one.
+        agreed: [num_slots] last event whose fingerprint of the slot was the right one: a
+            fingerprint outside a forward, or the forward that it was taken before.
         known: Whom to tell which slots' bytes change, or None.
     """
 
@@ -44,6 +47,8 @@ class RecordedFingerprints:
             read_bytes=STRIP_BYTES,
         )
         self.unhashed = np.zeros(num_slots, dtype=np.bool_)
+        self.agreed = np.full(num_slots, NEVER, dtype=np.int64)
+        self._before: list[NDArray[np.int64]] = []
         self.known: Known | None = None
 
     def set(self, slots: NDArray[np.int64], hashes: NDArray[np.int64]) -> None:
@@ -55,6 +60,25 @@ class RecordedFingerprints:
         if self.known is not None and self.known.holds(slots):
             self.known.forget_slots(slots[self._words[index, 1].cpu().numpy() != words])
         self._words[index, 1] = torch.from_numpy(words).to(self._words.device)
+
+    def note_agreed(self, slots: NDArray[np.int64], event: int, *, before: bool) -> None:
+        """The fingerprints of ``slots`` at ``event`` are right.
+
+        Args:
+            slots: [n] slots.
+            event: An ``i``.
+            before: Whether they were taken for the next forward.
+        """
+        self.agreed[slots] = event
+        if before:
+            self._before.append(slots)
+
+    def met_by(self, event: int | None) -> None:
+        """The forward that fingerprints were taken for found nothing; ``event`` None = it did."""
+        if event is not None:
+            for slots in self._before:
+                self.agreed[slots] = event
+        self._before.clear()
 
     def get(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Fingerprints of ``slots`` as last set; 0 = never."""
@@ -77,6 +101,7 @@ class RecordedFingerprints:
             self.known.forget_slots(dst)
         self._words[_index(dst, device)] = self._words[_index(src, device)].clone()
         self.unhashed[dst] = self.unhashed[src]
+        self.agreed[dst] = self.agreed[src]
 
 
 def _index(slots: NDArray[np.int64], device: torch.device) -> torch.Tensor:

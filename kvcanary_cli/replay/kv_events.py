@@ -84,10 +84,11 @@ class KvEvents:
             return
         self._replay.kv_hashes += len(slots)
         slots, hashes = _last_of_each(slots, hashes)
+        event = int(segment.index[k])
         if is_after:
-            worker.note_after_hash(lane, half, slots, hashes)
+            worker.note_after_hash(lane, half, slots, hashes, event=event)
         else:
-            worker.adopt(lane, half, slots, hashes)
+            worker.adopt(lane, half, slots, hashes, event=event, before=phase == "before")
 
     def _leave_out(self, what: str, slots: Ints) -> None:
         self._replay.uncompared[what] = self._replay.uncompared.get(what, 0) + len(slots)

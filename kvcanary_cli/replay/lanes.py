@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvcanary_cli.abi.constants import SLOT_BYTES
-from kvcanary_cli.backends.cpu.event_records import LANE, LINE, make_records
+from kvcanary_cli.backends.cpu.event_records import LANE, LINE, NEVER, UNTOLD, make_records
 from kvcanary_cli.backends.cpu.pages import zeros
 from kvcanary_cli.canary.buffer_group import CanaryBufferGroup
 from kvcanary_cli.replay.fingerprints import RecordedFingerprints
@@ -42,7 +42,8 @@ class Lane:
         proposal: [num_slots] bool, or None: last written by an inner draft step, whose tokens are
             proposals.
         written_at: [num_slots] int32, serial number of the last write, 0 = never.
-        records: [num_slots] ``LANE``: that, and what ``known`` keeps of each slot.
+        records: [num_slots] ``LANE``: that, and what ``known`` keeps of each slot; ``read`` is
+            ``UNTOLD`` where no read can tell whether the content is right.
         known: What need not be checked again, None = everything is checked each time.
     """
 
@@ -90,6 +91,7 @@ class Lane:
         self.records: NDArray[Any] = make_records(num_slots, LANE)
         self.written_at: NDArray[np.int32] = self.records["written_at"]
         self._serial = 0
+        self._any_untold = False
         self.known: Known | None = None
 
     def keep_known(self, known: Known) -> None:
@@ -111,6 +113,12 @@ class Lane:
         """Rows, or what the trace says of them, changed."""
         if self.known is not None:
             self.known.forget_slots(slots)
+
+    def cannot_tell(self, slots: NDArray[np.int64]) -> None:
+        """Nothing was there to compare the content of ``slots`` with, until they are written."""
+        if len(slots):
+            self.records["read"][slots] = UNTOLD
+            self._any_untold = True
 
     @property
     def name(self) -> str:
@@ -142,6 +150,9 @@ class Lane:
         self.touched(slots)
         self._serial += 1
         self.written_at[slots] = self._serial
+        if self._any_untold:
+            reads = self.records["read"]
+            reads[slots[reads[slots] == UNTOLD]] = NEVER
         if self.unknown is not None:
             self.unknown[slots] = False
         if self.any_unlinked:

@@ -93,7 +93,7 @@ class WorkerCanary:
         self.pending: Forward | None = None
         self._hashed: dict[tuple[int, str], list[Ints]] = {}
         self.under_padding = UnderPadding(lanes[0])
-        self._late: list[tuple[int, str, Ints, Ints]] = []
+        self._late: list[tuple[int, str, Ints, Ints, int]] = []
         self._backend = backend
         self._table = table
         self._histories = histories
@@ -162,6 +162,7 @@ class WorkerCanary:
         collector = self.collector
         collector.active, collector.forward = active, forward
         collector.unhashed = {}
+        collector.sound = collector.compares_tokens
         collector.drop_overflow = None
         if self._options.strict_upstream and self._capacities is not None:
             collector.drop_overflow = self._capacities.per_forward_verify_capacity
@@ -278,7 +279,9 @@ class WorkerCanary:
         parts = self._hashed.get((lane_index, half), [])
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
-    def note_after_hash(self, lane_index: int, half: str, slots: Ints, hashes: Ints) -> None:
+    def note_after_hash(
+        self, lane_index: int, half: str, slots: Ints, hashes: Ints, *, event: int
+    ) -> None:
         """Fingerprints taken after the pending forward.
 
         TAIL sees those of slots that the forward wrote; all others count from then on.
@@ -290,7 +293,7 @@ class WorkerCanary:
         kv.set(slots[wrote], hashes[wrote])
         self._hashed.setdefault((lane_index, half), []).append(slots[wrote])
         if not wrote.all():
-            self._late.append((lane_index, half, slots[~wrote], hashes[~wrote]))
+            self._late.append((lane_index, half, slots[~wrote], hashes[~wrote], event))
 
     def changed_under_padding(self, slot: int) -> bool:
         """Whether a padding row of the pending forward hit ``slot``, whose bytes were right so far.
@@ -338,8 +341,11 @@ class WorkerCanary:
             if self.collector.active:
                 self._tally.entries_written += len(written[index])
         self.pending = None
-        for lane_index, half, slots, hashes in self._late:
-            self.adopt(lane_index, half, slots, hashes)
+        for lane in self.lanes:
+            for kv in lane.kv.values():
+                kv.met_by(forward.event if self.collector.sound else None)
+        for lane_index, half, slots, hashes, event in self._late:
+            self.adopt(lane_index, half, slots, hashes, event=event)
         self._late.clear()
         return found
 
@@ -375,11 +381,26 @@ class WorkerCanary:
                 hint="the recorded batch and the header's pool sizes do not belong together",
             ) from error
 
-    def adopt(self, lane_index: int, half: str, slots: Ints, hashes: Ints) -> None:
+    def adopt(
+        self,
+        lane_index: int,
+        half: str,
+        slots: Ints,
+        hashes: Ints,
+        *,
+        event: int,
+        before: bool = False,
+    ) -> None:
         """Fingerprints of slots as they are now, outside a pending forward.
 
         A slot that the canary wrote without a recorded fingerprint takes the first one seen as
         the right one.
+
+        Args:
+            lane_index, half: Whose bytes.
+            slots, hashes: [n] slots and their fingerprints.
+            event: That told them.
+            before: Whether they were taken for the next forward.
         """
         lane = self.lanes[lane_index]
         kv = lane.kv[half]
@@ -387,6 +408,8 @@ class WorkerCanary:
         first_seen = slots[kv.unhashed[slots]]
         self._take_as_right(lane_index, half, first_seen)
         kv.unhashed[first_seen] = False
+        right = get_rows(lane.buffers()[half, "tail"], slots)[:, 3] == hashes
+        kv.note_agreed(slots[right], event, before=before)
 
     def _take_as_right(self, lane_index: int, half: str, slots: Ints) -> None:
         """The bytes of ``slots`` as they are now are those that their canary rows vouch for."""

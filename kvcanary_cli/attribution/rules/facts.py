@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvcanary_cli.abi.constants import PoolKind
 from kvcanary_cli.attribution.damage import Damage, event_or_none
 from kvcanary_cli.attribution.ledger import BY_VERIFY, FREE, NEVER, NOBODY, TREE, UNKNOWN
 from kvcanary_cli.attribution.result import Culprit
@@ -103,13 +104,26 @@ class Facts:
 
     def read_sound_since_it_came(self, damage: Damage) -> bool:
         """Whether a forward read the slot's content and found nothing."""
-        return int(damage.writes.read_event[damage.slot]) > damage.came_event()
+        return damage.writes.sound_read(damage.slot) > damage.came_event()
 
     def window(self, damage: Damage) -> tuple[int, int]:
-        """Events between which the bytes changed: last good look, first bad one."""
-        slot, writes = damage.slot, damage.writes
-        last_good = max(damage.came_event(), int(writes.read_event[slot]))
+        """Events between which the bytes changed: last good look, first bad one.
+
+        Where only the bytes are wrong, a good look is one that had a fingerprint of them.
+        """
+        slot = damage.slot
+        looked = self._bytes_agreed(damage) if damage.kv_only else damage.writes.sound_read(slot)
+        last_good = max(damage.came_event(), looked)
         return (damage.event if last_good == NEVER else last_good, damage.event)
+
+    def _bytes_agreed(self, damage: Damage) -> int:
+        """Last event at which the recorded fingerprints of the slot were the right ones."""
+        replay = self.now.replay
+        kind = PoolKind[damage.pool_kind]
+        lane = None if replay is None else replay.pool.lanes.get((damage.worker, kind))
+        if lane is None or not lane.kv:
+            return NEVER
+        return min(int(kv.agreed[damage.slot]) for kv in lane.kv.values())
 
 
 def is_window(reason: str) -> bool:

@@ -301,7 +301,7 @@ class IndexFacts(Facts):
         if sound:
             return (
                 f"what the copy at event {wrote} brought was sound when event "
-                f"{int(damage.writes.read_event[slot])} read slot {slot}"
+                f"{damage.writes.sound_read(slot)} read slot {slot}"
             )
         return f"the cell had been set before; it was set anew behind the copy at event {wrote}"
 

@@ -24,6 +24,8 @@ HALF_LINE = 32
 UNKNOWN, FREE, TREE = 0, 1, 2
 #: Instead of an event, where nothing happened.
 NEVER = -(1 << 63)
+#: Instead of the last read that found nothing wrong, where reads cannot tell.
+UNTOLD = (1 << 63) - 1
 #: How the last content of a slot came there.
 BY_NOTHING, BY_FORWARD, BY_VERIFY, BY_COPY, BY_STATE = range(5)
 

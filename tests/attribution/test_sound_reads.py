@@ -1,0 +1,200 @@
+"""Content is said to be sound when read only where it was compared: never what was skipped."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from kvcanary_cli.abi.constants import PoolKind
+from kvcanary_cli.attribution.diagnose import diagnose_trace
+from kvcanary_cli.replay.collector import Collector
+from kvcanary_cli.replay.options import ReplayOptions, Verify
+from kvcanary_cli.report.finding_life import timeline
+from tests.replay.documents import document
+from tests.replay.faults import plant
+from tests.replay.helpers import UNCHECKED, MemoryReader
+from tests.replay.simulator import Settings, simulate
+
+if TYPE_CHECKING:
+    from kvcanary_cli.abi.plans import VerifyPlan, WritePlan
+    from kvcanary_cli.attribution.result import Finding
+
+Event = dict[str, Any]
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
+FAULTS = ("swapped_cells", "stale_row", "wrong_token", "foreign_write", "skipped_write",
+          "overwriting_copy", "changed_bytes")  # fmt: skip
+
+
+def mid_run(head: Event, events: list[Event], at: int) -> tuple[Event, list[Event]]:
+    """The recording began at event ``at``, while the server ran."""
+    return head | {"starts_mid_run": True}, events[at:]
+
+
+def gap(head: Event, events: list[Event], at: int) -> tuple[Event, list[Event]]:
+    """Events before event ``at`` were lost."""
+    return head, events[: at // 2] + events[at:]
+
+
+def unknown_cells(head: Event, events: list[Event], at: int) -> tuple[Event, list[Event]]:
+    """A copy brings slots what the trace does not tell."""
+    mapped = sorted({slot for e in events[:at] if e["kind"] == "map" for slot in e["slots"]})
+    unknown = [{"kind": "copy", "src": [900 + s], "dst": [s], "src_pool": "host"} for s in mapped]
+    return head, renumbered([*events[:at], *unknown, *events[at:]])
+
+
+def no_tokens(head: Event, events: list[Event], at: int) -> tuple[Event, list[Event]]:
+    """Tokens were not recorded."""
+    bare = [{k: v for k, v in event.items() if k != "input_ids"} for event in events]
+    return head | {"tokens": "absent"}, bare
+
+
+def as_it_is(head: Event, events: list[Event], at: int) -> tuple[Event, list[Event]]:
+    return head, events
+
+
+def renumbered(events: list[Event]) -> list[Event]:
+    return [event | {"i": i} for i, event in enumerate(events)]
+
+
+LOSSES = (mid_run, gap, unknown_cells, no_tokens, as_it_is)
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]]:
+    """(event, slot) of all content that forwards of the target compared with anything."""
+    found: set[tuple[int, int]] = set()
+    after_plan = Collector.after_plan
+
+    def watched(self: Collector, group: int, verify: VerifyPlan, write: WritePlan) -> None:
+        after_plan(self, group, verify, write)
+        forward = self.forward
+        if forward is None or group or not verify.enable.item():
+            return
+        count = int(verify.verify_num_valid.item())
+        for slot, token, before in zip(
+            verify.verify_slot_indices[:count].tolist(),
+            verify.verify_expected_tokens[:count].tolist(),
+            verify.verify_prev_slot_indices[:count].tolist(),
+            strict=True,
+        ):
+            if slot and (token != -1 or before):
+                found.add((forward.event, slot))
+
+    monkeypatch.setattr(Collector, "after_plan", watched)
+    return found
+
+
+def said_to_be_sound(findings: list[Finding]) -> set[tuple[int, int]]:
+    return {
+        (event.event, slot)
+        for finding in findings
+        if finding.facts is not None and finding.pool_kind == PoolKind.FULL.name
+        for event in finding.facts.life
+        if event.what == "verified"
+        for slot in event.slots
+    }
+
+
+def _findings(head: Event, events: list[Event], **options: Any) -> list[Finding]:
+    asked = ReplayOptions(backend="cpu", verify=Verify.FULL, **options)
+    return list(diagnose_trace(MemoryReader(head, events), asked, UNCHECKED).findings)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> tuple[Event, list[Event]]:
+    head, events = simulate(
+        Settings(
+            seed=draw(st.integers(0, 1 << 32)),
+            page_size=draw(st.sampled_from([1, 2])),
+            host_tier=draw(st.booleans()),
+            kv_hash_every=draw(st.sampled_from([0, 0, 1, 3])),
+            steps=24,
+        )
+    )
+    planted = plant(
+        draw(st.sampled_from(FAULTS)), random.Random(draw(st.integers(0, 1 << 32))), head, events
+    )
+    assume(planted is not None)
+    assert planted is not None
+    return head, planted[0]
+
+
+@given(damaged(), st.sampled_from(LOSSES), st.floats(0.1, 0.6), st.booleans())
+@settings(max_examples=15, suppress_health_check=SLOW)
+def test_sound_reads_were_compared(
+    compared: set[tuple[int, int]],
+    trace: tuple[Event, list[Event]],
+    loss: Any,
+    where: float,
+    late: bool,
+) -> None:
+    compared.clear()
+    head, events = loss(*copy.deepcopy(trace), int(where * len(trace[1])))
+    # Where only later steps are asked for, earlier ones are not clean for that.
+    first = max(event.get("step", 0) for event in events) // 2 if late else None
+    told = document(head, events, verify=Verify.FULL)
+    wrong = {violation["event"] for violation in told["violations"]}
+    said = said_to_be_sound(_findings(head, events, steps=(first, None) if late else None))
+    assert said <= compared
+    assert not {event for event, _slot in said} & wrong
+    if head["tokens"] == "absent":
+        assert not said
+    assert document(head, events) == told
+
+
+def test_sound_reads_are_told_where_they_are(compared: set[tuple[int, int]]) -> None:
+    """So that the test above does not look at nothing."""
+    said = 0
+    for seed in range(12):
+        head, events = simulate(Settings(seed=seed, steps=24))
+        planted = plant("foreign_write", random.Random(seed), head, events)
+        assert planted is not None
+        for loss in (mid_run, gap, as_it_is):
+            lossy = loss(head, planted[0], len(events) // 4)
+            said += len(said_to_be_sound(_findings(*lossy)))
+    assert said > 10
+
+
+@pytest.mark.parametrize("every", [2, 3, 5])
+def test_changed_bytes_lie_behind_the_last_fingerprint(every: int) -> None:
+    """A read without a fingerprint in between does not say that the bytes were right."""
+    windows = notes = 0
+    for seed in range(30):
+        head, events = simulate(Settings(seed=seed, kv_hash_every=every, steps=40))
+        planted = plant("changed_bytes", random.Random(seed), head, events)
+        if planted is None:
+            continue
+        for finding in _findings(head, planted[0]):
+            if finding.subtype != "kv_bytes" or finding.cause_window is None:
+                continue
+            windows += 1
+            (slot,) = finding.slots
+            last, bad = finding.cause_window
+            assert last <= _last_look(planted[0], slot, bad)
+            assert finding.facts is not None
+            notes += "its bytes were" in "\n".join(timeline(finding, finding.facts))
+    assert windows > 5
+    assert notes > 3
+
+
+def _last_look(events: list[Event], slot: int, bad: int) -> int:
+    """The last event before forward ``bad`` behind which the bytes of ``slot`` were as written."""
+    forward, pending, last = -1, False, -1
+    told = next(
+        e["i"] for e in reversed(events[:bad]) if e["kind"] == "kv_hash" and slot in e["slots"]
+    )
+    for event in events[:told]:
+        if event["kind"] == "forward":
+            forward = event["i"]
+            if pending or slot in event["out_cache_loc"]:
+                last, pending = forward, False
+        elif event["kind"] == "kv_hash" and slot in event["slots"]:
+            last, pending = max(last, event["i"]), event["phase"] == "before"
+        elif event["kind"] == "copy" and slot in event["dst"]:
+            last = event["i"]
+    return last
