@@ -154,7 +154,7 @@ def _seeing(
         family for f in findings if f.confidence == POSSIBLE for family in dict.fromkeys(f.unseen)
     )
     notes = [
-        f"{family} events were not recorded: without them {n} of {len(findings)} findings are "
+        f"{family} events were not recorded: without them {how_many(n, len(findings))} "
         "possible only, and a sound engine may leave the same trace"
         for family, n in sorted(unseen.items())
     ]
@@ -165,6 +165,15 @@ def _seeing(
         )
     seeing = replace(result.coverage, blind_to=blind, notes=(*result.coverage.notes, *notes))
     return replace(result, coverage=seeing)
+
+
+def how_many(some: int, all_of_them: int) -> str:
+    """``some`` of the findings, with the verb."""
+    if all_of_them == 1:
+        return "the finding is"
+    if some == all_of_them:
+        return f"all {some} findings are"
+    return f"{some} of {all_of_them} findings {'is' if some == 1 else 'are'}"
 
 
 def _goes_on(replay: Replay) -> bool:

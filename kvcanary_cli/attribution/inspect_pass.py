@@ -98,6 +98,7 @@ def ask(reader: TraceReader, question: Question) -> None:
     Raises:
         InputError: The trace cannot be used.
     """
+    question.trace = reader.name
     scene = Scene(reader)
     for number, segments in enumerate(Stretches(reader)):
         if number:

@@ -49,6 +49,7 @@ class Question:
         columns: Names of the table's columns.
         done: Nothing further can change the answer.
         first_event, last_event: Range of events seen.
+        trace: Name of the trace that is asked, None so far.
         known_since: First event behind the last gap, None without one.
         told_since: The same, when the last line was kept.
     """
@@ -57,6 +58,7 @@ class Question:
 
     def __init__(self) -> None:
         self.done = False
+        self.trace: str | None = None
         self.first_event: int | None = None
         self.last_event: int | None = None
         self.known_since: int | None = None
@@ -126,5 +128,8 @@ class Question:
     def nothing(self, message: str, hint: str | None = None) -> NothingCheckedError:
         """The error for a thing that does not occur."""
         if self.first_event is None:
-            return NothingCheckedError("the trace holds no event")
+            name = self.trace or "the trace"
+            return NothingCheckedError(
+                f"{name}: no events", hint="kvcanary trace info says what the header promises"
+            )
         return NothingCheckedError(message, hint=hint)

@@ -79,13 +79,20 @@ class FormatName(StrEnum):
     junit = "junit"
 
 
-def _explain_class(name: str | None) -> None:
+def _explain_class(context: typer.Context, name: str | None) -> None:
     """Print the page of a root-cause class and end."""
     if name is None:
         return
     import difflib
 
+    wanted = context.params.get("output_format", FormatName.text)
+    if wanted not in (FormatName.text, FormatName.json):
+        raise UsageError(
+            f"--explain-class: no --format {wanted}", hint="--format text and json have the page"
+        )
+
     from kvcanary_cli.attribution.classes import class_pages
+    from kvcanary_cli.report import class_page_json
     from kvcanary_cli.report.class_page_text import page_lines
 
     pages = class_pages()
@@ -97,6 +104,9 @@ def _explain_class(name: str | None) -> None:
             hint=f"did you mean {near[0]}?" if near else f"one of {', '.join(pages)}",
         )
     out = Output()
+    if wanted is FormatName.json:
+        out.write(class_page_json.json_parts(page))
+        raise typer.Exit
     for line in page_lines(page, out.width):
         out.print(line)
     raise typer.Exit
@@ -176,7 +186,8 @@ def replay(
         ),
     ] = False,
     output_format: Annotated[
-        FormatName, typer.Option("--format", help="text for people, the others for programs.")
+        FormatName,
+        typer.Option("--format", help="text for people, the others for programs.", is_eager=True),
     ] = FormatName.text,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the result to this file.")
@@ -192,8 +203,8 @@ def replay(
         typer.Option(
             metavar="CLASS",
             help="Print what a root-cause class means, shows and needs (no trace is read).",
+            # Behind --format, which is eager, and before missing traces are missed.
             callback=_explain_class,
-            is_eager=True,
         ),
     ] = None,
     jobs: Annotated[

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from kvcanary_cli.attribution.classes import WITHOUT, class_pages, remedy
@@ -61,6 +63,27 @@ def test_explain_class(name: str, capsys) -> None:
     for subtype in class_pages()[name].subtypes:
         assert f" {subtype.name}: " in out
     assert max(map(len, out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("json_first", [True, False])
+@pytest.mark.parametrize("name", CLASSES)
+def test_explain_class_as_json(name: str, json_first: bool, capsys) -> None:
+    asked = ["--explain-class", name]
+    how = ["--format", "json"]
+    assert main(["replay", *(how + asked if json_first else asked + how)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    page = class_pages()[name]
+    assert (told["class"], told["title"], told["remedy"]) == (name, page.title, page.remedy)
+    assert [one["name"] for one in told["subtypes"]] == [one.name for one in page.subtypes]
+    assert [set(way) for way in told["needs"]] == [set(way) for way in page.needs]
+
+
+@pytest.mark.parametrize("name", ["jsonl", "sarif", "junit"])
+def test_other_formats_of_a_class_are_refused(name: str, capsys) -> None:
+    assert main(["replay", "--explain-class", "late_write", "--format", name]) == 2
+    told = capsys.readouterr()
+    assert name in told.err
+    assert not told.out
 
 
 def test_dashes_are_accepted(capsys) -> None:

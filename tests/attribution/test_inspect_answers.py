@@ -252,3 +252,13 @@ def test_what_a_copy_within_the_pool_moved(
         assert (line["position"], line["token"]) == (position, token)
     (line,) = ask(path, "--who-wrote", "9@3")["lines"]
     assert (line["what"], line["position"], line["token"]) == ("copy", None, None)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [("--slot", "3"), ("--req", "A"), ("--step", "1"), ("--row", "1"), ("--at", "0"),
+     ("--who-wrote", "3@1")],
+)  # fmt: skip
+def test_a_trace_without_events_is_named(ask, tmp_path: Path, question: tuple[str, str]) -> None:
+    path = str(write_jsonl(tmp_path / "empty.jsonl", HEAD, []))
+    assert f"{path}: no events" in ask(path, *question, code=5)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvcanary_cli.attribution.diagnose import how_many
 from kvcanary_cli.cli.main import main
 from kvcanary_cli.report.finding_coverage import confidence_line
 from tests.attribution.events import HEAD, decode, decode_step, extend, life, numbered
@@ -223,7 +224,8 @@ def test_the_report_says_that_a_sound_engine_may_look_so(
         assert sound in finding["evidence"]
         assert any(f"{family} events were not recorded" in line for line in finding["evidence"])
     count = len(told["findings"])
-    note = f"{family} events were not recorded: without them {count} of {count} findings are "
+    those = "the finding is" if count == 1 else f"all {count} findings are"
+    note = f"{family} events were not recorded: without them {those} possible only"
     (line,) = [text for text in told["coverage"]["notes"] if text.startswith(note)]
     assert line.endswith(sound)
 
@@ -248,3 +250,16 @@ def test_what_is_certain_all_the_same_has_no_such_note() -> None:
     diagnosis = without("transfer", events)
     assert [f.confidence for f in diagnosis.findings] == ["certain"]
     assert not any("sound engine" in note for note in diagnosis.replay.coverage.notes)
+
+
+@pytest.mark.parametrize(
+    ("some", "of_all", "words"),
+    [
+        (1, 1, "the finding is"),
+        (2, 2, "all 2 findings are"),
+        (1, 2, "1 of 2 findings is"),
+        (2, 3, "2 of 3 findings are"),
+    ],
+)
+def test_how_many_findings(some: int, of_all: int, words: str) -> None:
+    assert how_many(some, of_all) == words

@@ -6,6 +6,7 @@ import dataclasses
 import random
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -50,7 +51,7 @@ def followed(head: Event, events: Sequence[Event], **options: Any) -> dict[str, 
         "names": [names.name(code) for code in range(2, len(names))],
         "owners": {name: getattr(state, name).tolist() for name in OWNERS},
         "writes": {name: writes.records[name].tolist() for name in writes.records.dtype.names},
-        "reads": writes.read_event.tolist(),
+        "reads": writes.sound_reads(np.arange(len(writes.records))).tolist(),
         "reasons": state.reasons,
         "ended": context.ended,
         "lives": follower.names._lives,
