@@ -11,7 +11,7 @@ import pytest
 from kvcanary_cli.trace.reader import open_trace
 from tests.engines.setup_vllm import ENVIRONMENT, VLLM
 from tests.engines.vllm_runs import RUNS, Run, engine_env, run_all
-from tests.record.helpers import events, replay, steps
+from tests.record.helpers import events, replay, sound_verdict, steps
 
 CLEAN = ["prefix", "preemption", "ngram"]
 STEPS, REQUESTS = 300, 40
@@ -73,7 +73,8 @@ def test_what_recording_options_leave_replays_clean(runs: dict[str, Run]) -> Non
         diagnosis = replay(runs[name].trace)
         assert not diagnosis.ownership
         assert not diagnosis.findings
-        assert diagnosis.verdict == "clean"
+        assert diagnosis.verdict == sound_verdict(diagnosis)
+    assert replay(runs["option_start"].trace).verdict == "clean"
     start = runs["option_start"]
     header = open_trace(start.trace).header
     assert (header.tokens, header.starts_mid_run) == ("absent", True)

@@ -96,3 +96,10 @@ def replay(trace: Path) -> Any:
     from kvcanary_cli.replay.options import ReplayOptions
 
     return diagnose_trace(open_trace(trace), ReplayOptions(backend="cpu"), NOT_CHECKED)
+
+
+def sound_verdict(diagnosis: Diagnosis) -> str:
+    """The verdict of a sound engine's recording with gaps: they may leave no read to be checked."""
+    coverage = diagnosis.replay.coverage
+    checked = coverage.entries_verified or not coverage.entries_skipped
+    return "clean" if checked else "not_checked"
