@@ -61,11 +61,12 @@ def test_what_was_to_pass_first_is_not_there(done: Run) -> None:
 
 @runs("ring")
 def test_a_ring_has_the_end_in_parts_that_stand_alone(done: Run) -> None:
-    first, last = parts(done.folder)
-    for trace in (first, last):
-        assert open_trace(trace).header.starts_mid_run
-    steps = [event["step"] for trace in (first, last) for event in _forwards(trace)]
+    traces = parts(done.folder)
+    steps = [event["step"] for trace in traces for event in _forwards(trace)]
     assert steps == list(range(steps[0], done.result["forwards"]))
+    # Sizes are looked at about once a second: of a quick engine the ring may hold all.
+    mid_run = [open_trace(trace).header.starts_mid_run for trace in traces]
+    assert mid_run == [steps[0] > 0, True]
 
 
 @runs("gaps")

@@ -98,7 +98,7 @@ def replay(trace: Path) -> Any:
     return diagnose_trace(open_trace(trace), ReplayOptions(backend="cpu"), NOT_CHECKED)
 
 
-def sound_verdict(diagnosis: Diagnosis) -> str:
+def sound_verdict(diagnosis: Any) -> str:
     """The verdict of a sound engine's recording with gaps: they may leave no read to be checked."""
     coverage = diagnosis.replay.coverage
     checked = coverage.entries_verified or not coverage.entries_skipped
