@@ -44,6 +44,7 @@ class FindingBook:
         known: (lane, slot, its writer's event) to the finding of a damage that was met before.
         by_slot: (lane, slot) to the finding that has it.
         by_cause: ``cause_key`` to the finding.
+        wrong_inputs: (worker, corrupting event) to the findings of ``ONE_STEP`` that it made.
         in_full: (victim, position, event) to the finding of the full lane, within one forward.
         awaiting: Findings that a transfer may still explain, the transfer and the slot.
         event: Of the violations that are being explained.
@@ -67,6 +68,7 @@ class FindingBook:
         self.known: dict[tuple[str, str, int, int], Finding] = {}
         self.by_slot: dict[tuple[str, str, int], Finding] = {}
         self.by_cause: dict[tuple[object, ...], Finding] = {}
+        self.wrong_inputs: dict[tuple[str, int | None], list[Finding]] = {}
         self.in_full: dict[tuple[int, int, int], Finding] = {}
         self.event = self.event_now = NOBODY
         self.awaiting: list[tuple[Finding, Window, int]] = []
@@ -130,6 +132,8 @@ class FindingBook:
         )
         self.by_cause[self.cause_key(cause, worker, pool_kind)] = finding
         self.findings.append(finding)
+        if finding.cls in ONE_STEP:
+            self.wrong_inputs.setdefault((worker, finding.corrupting_event), []).append(finding)
         return finding
 
     def tell_awaited(self) -> None:

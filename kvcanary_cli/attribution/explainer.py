@@ -291,11 +291,11 @@ class Explainer:
         the same tokens, to which cells were set later, they look replaced.
         """
         writes = self._follower.lane(*lane_of(chunk))
-        for finding in self._book.findings:
-            if finding.cls in ONE_STEP and finding.worker == chunk.worker:
-                code = self._follower.names.code(finding.culprit.req or "")
-                for slot in slots:
-                    mine = slot > 0 and int(writes.req[slot]) == code
-                    if mine and int(writes.event[slot]) == finding.corrupting_event:
-                        return finding
-        return None
+        found = [
+            finding
+            for slot in slots
+            if slot > 0
+            for finding in self._book.wrong_inputs.get((chunk.worker, int(writes.event[slot])), ())
+            if int(writes.req[slot]) == self._follower.names.code(finding.culprit.req or "")
+        ]
+        return min(found, key=lambda finding: int(finding.id[1:]), default=None)

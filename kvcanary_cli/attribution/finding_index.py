@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class FindingIndex:
-    """Findings by their cause event and by their slots.
+    """Findings by their events and by their slots.
 
     Args:
         findings: The first ones.
@@ -20,6 +20,7 @@ class FindingIndex:
     def __init__(self, findings: Iterable[Finding] = ()) -> None:
         self._by_id: dict[str, Finding] = {}
         self._by_event: dict[int, list[Finding]] = {}
+        self._by_any: dict[int, dict[str, Finding]] = {}
         self._by_slot: dict[int, dict[str, Finding]] = {}
         for finding in findings:
             self.add(finding)
@@ -33,6 +34,9 @@ class FindingIndex:
             self._by_id[finding.id] = finding
             if finding.cause_event is not None:
                 self._by_event.setdefault(finding.cause_event, []).append(finding)
+        for event in (finding.cause_event, finding.corrupting_event, *finding.follows):
+            if event is not None:
+                self._by_any.setdefault(event, {})[finding.id] = finding
         for slot in finding.slots | finding.sources:
             self._by_slot.setdefault(slot, {})[finding.id] = finding
 
@@ -41,6 +45,10 @@ class FindingIndex:
         wanted = {event for event in events if event is not None}
         found = [one for event in wanted for one in self._by_event.get(event, ())]
         return sorted(found, key=lambda one: int(one.id[1:]))
+
+    def of_event(self, event: int) -> Iterable[Finding]:
+        """Findings that an event caused, damaged, or would have caused by itself."""
+        return self._by_any.get(event, {}).values()
 
     def at(self, slot: int) -> Iterable[Finding]:
         """Findings that a slot belongs to, or that came from it."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvcanary_cli.attribution.damage import Cause
+from kvcanary_cli.attribution.finding_index import FindingIndex
 from kvcanary_cli.attribution.ledger import FREE, NEVER, TREE
 from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, Culprit, RuledOut
 from kvcanary_cli.attribution.rules.index import CELLS_REWRITTEN
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from kvcanary_cli.attribution.book import FindingBook
     from kvcanary_cli.attribution.follow import Follower
-    from kvcanary_cli.attribution.result import Finding
     from kvcanary_cli.attribution.snapshot import Snapshots
     from kvcanary_cli.replay.forwards import Forward
     from kvcanary_cli.replay.watcher import Reads
@@ -139,14 +139,21 @@ class OwnFreeReads:
 
     def explain(self, book: FindingBook) -> None:
         """Report them; call it behind everything else that explains a read."""
+        index = FindingIndex(book.findings)
+        # The free behind them, which a cut left out, may be one that is judged here.
+        undated = {
+            (f.victim, f.first_bad_step)
+            for f in book.findings
+            if f.cls == "use_after_free" and f.cause_event is None
+        }
         for (code, freed, set_at), reads in self._reads.items():
             name = self._follower.names.name(code)
-            if reads.step is None or any(_explains(f, freed, name, reads) for f in book.findings):
+            if reads.step is None or _is_explained(index, freed, name, reads):
                 continue
-            if self._is_of_the_past(freed) and any(_may_be(f, name, reads) for f in book.findings):
+            if self._is_of_the_past(freed) and (name, reads.step) in undated:
                 continue
             slots = np.array(list(reads.slots), dtype=np.int64)
-            book.add(
+            found = book.add(
                 self._still_named(code, freed, reads)
                 if set_at == NEVER
                 else self._named_anew(code, freed, set_at, reads),
@@ -155,6 +162,7 @@ class OwnFreeReads:
                 slots,
                 np.array(list(reads.slots.values()), dtype=np.int64),
             )
+            index.add(found)
 
     def _still_named(self, code: int, freed: int, reads: _Reads) -> Cause:
         """The request gave back what its row goes on to name."""
@@ -207,18 +215,12 @@ class OwnFreeReads:
         return self._is_cut and freed < self._state_end
 
 
-def _may_be(finding: Finding, reader: str | None, reads: _Reads) -> bool:
-    """Whether the free behind ``finding``, which a cut left out, may be the same one."""
-    return (
-        finding.cls == "use_after_free"
-        and finding.cause_event is None
-        and finding.victim == reader
-        and finding.first_bad_step == reads.step
-    )
-
-
-def _explains(finding: Finding, freed: int, reader: str | None, reads: _Reads) -> bool:
-    if freed in (finding.cause_event, finding.corrupting_event) or freed in finding.follows:
+def _is_explained(index: FindingIndex, freed: int, reader: str | None, reads: _Reads) -> bool:
+    """Whether the free belongs to a finding, or the reads to one that the reader is party to."""
+    if any(True for _ in index.of_event(freed)):
         return True
-    parties = {finding.victim, finding.culprit.req}
-    return reader in parties and not finding.slots.isdisjoint(reads.slots)
+    return any(
+        slot in finding.slots and reader in {finding.victim, finding.culprit.req}
+        for slot in reads.slots
+        for finding in index.at(slot)
+    )
