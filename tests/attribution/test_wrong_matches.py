@@ -118,3 +118,30 @@ def test_cells_that_changed_places_behind_a_match_are_no_hit_on_what_was_freed(
     assert (finding.cls, finding.subtype) == ("stale_mapping", "cells_rewritten")
     assert (finding.culprit.req, finding.slots) == ("C", {A[one], A[other]})
     assert finding.cause_event == index_of(trace, "map", row=3, start=one, slots=[A[other]])
+
+
+@pytest.mark.parametrize("flipped", A)
+def test_bytes_that_changed_behind_a_match_are_no_hit_on_what_was_freed(flipped: int) -> None:
+    """The slots had been freed and written anew, with the same text, before they were matched."""
+    prints = {"kind": "kv_hash", "slots": A}
+    values = [100 + slot for slot in A]
+    seen = [value + 5000 * (slot == flipped) for slot, value in zip(A, values, strict=True)]
+    last = decode("C", 9, 20, row=3, position=4, step=5)
+    events = [
+        *life("A", A, A, row=1, step=1),
+        {"kind": "publish", "entry": "pA", "req": "A", "slots": A},
+        {"kind": "free", "owner": "A", "slots": A},
+        *life("B", A, A, row=2, step=2),
+        prints | {"phase": "after", "step": 2, "hash": values},
+        {"kind": "history", "req": "C", "start": 0, "ids": A},
+        {"kind": "match", "req": "C", "entry": "pA", "slots": A},
+        {"kind": "map", "row": 3, "start": 0, "slots": A},
+        *last[:-1],
+        prints | {"phase": "before", "step": 5, "hash": seen},
+        last[-1],
+    ]
+    head = HEAD_P | {"records": [*HEAD_P["records"], "kv_hash"]}
+    found = [f for f in diagnose(head, numbered(events)).findings if f.violations]
+    assert [(f.cls, f.subtype, f.slots) for f in found] == [
+        ("payload_mutation", "kv_bytes", {flipped})
+    ]

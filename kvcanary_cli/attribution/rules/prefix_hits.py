@@ -22,6 +22,9 @@ class PrefixHits(Facts):
         if match is None or taken is None or match.position(damage.slot) != damage.position:
             # Where the cell is not the one that the match set, another event led there.
             return None
+        if damage.kv_only and damage.came_event() != damage.event:
+            # The row is what the reader asked for: its bytes changed behind the write.
+            return None
         free, last = taken.free, int(self.state.free_event[damage.slot])
         # Content that was there before the free is wrong only because the match names it.
         came = damage.came_event()
