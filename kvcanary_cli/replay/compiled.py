@@ -100,11 +100,15 @@ class CompiledEvents:
     # Segments.
 
     def run(self, segment: Segment, k: int) -> int:
-        """Take events of ``segment`` from ``k`` on; the first that is for the general path."""
+        """Take events of ``segment`` from ``k`` on; the first that is for the general path.
+
+        Returns:
+            Its number, that of events in the segment if there is none.
+        """
         from kvcanary_cli.backends.cpu.warm import event_kernel
 
-        # The last event waits for what stands behind it.
-        stop, begun = len(segment) - 1, k
+        # No forward waits for fingerprints behind it: where they count, nothing is compiled.
+        stop, begun = len(segment), k
         worker = self._ready()
         if worker is None or k >= stop:
             return k

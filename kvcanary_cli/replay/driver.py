@@ -163,6 +163,8 @@ class Replay:
                     self.flush_forwards()
                 if not self._waiting:
                     k = compiled.run(segment, k)
+                    if k == len(kinds):
+                        break
             kind, row = int(kinds[k]), int(rows[k])
             self.events += 1
             if self._waiting and not self._belongs_behind(segment, names[kind], row):

@@ -19,15 +19,18 @@ class _End:
         self.error = error
 
 
-def read_ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items in the same order; one is made, or held back, while the caller has another.
+def read_ahead(items: Iterator[T], ahead: int = 1) -> Iterator[T]:
+    """The same items in the same order; some are made, or held back, while the caller has another.
 
-    The one after it is not begun before the caller has taken that one, so two exist at a time. An
-    exception comes out where it would have come without the thread. A caller that stops early
-    waits for the item that is being made, and no longer.
+    The one behind them is not begun before the caller has taken one of them. An exception comes out
+    where it would have come without the thread. A caller that stops early waits for the item that
+    is being made, and no longer.
+
+    Args:
+        ahead: How many, so that one more exist at a time.
     """
     ready: queue.SimpleQueue[T | _End] = queue.SimpleQueue()
-    wanted = threading.Semaphore(1)
+    wanted = threading.Semaphore(ahead)
     stopped = threading.Event()
 
     def run() -> None:

@@ -91,7 +91,7 @@ def _place(name: str, start: int, index: NDArray[np.int64]) -> Any:
 class PtReader(TraceReader):
     """A ``.pt`` file."""
 
-    _reads_ahead = True
+    _reads_ahead = 1
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))

@@ -53,8 +53,8 @@ class TraceReader(ABC):
     header: TraceHeader
     bytes_total: int | None
     bytes_read: int
-    #: Whether a thread prepares the next segment, which pays where that is no Python.
-    _reads_ahead = False
+    #: How many segments a thread prepares ahead, which pays where that is no Python.
+    _reads_ahead = 0
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -100,7 +100,9 @@ class TraceReader(ABC):
         # Notes and counts are taken here, with each segment that the caller has got, so that they
         # do not depend on how far a thread has read.
         checked = self._checked_segments(validator.bounds)
-        for located, problems in read_ahead(checked) if self._reads_ahead else checked:
+        for located, problems in (
+            read_ahead(checked, self._reads_ahead) if self._reads_ahead else checked
+        ):
             validator.check(located, problems)
             segment = located.segment
             del located
