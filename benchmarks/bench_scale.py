@@ -56,6 +56,7 @@ _STEPS, _ROUNDS = 2000, 5
 _FULL_STEPS, _FULL_CONTEXT = 40, 32_768
 _FLAT, _LINEAR, _MEMORY = 1.5, 1.1, 1.5
 _LARGE_BOUND = 2 << 30
+_LARGE_RUNS = 3
 
 
 def replay(path: Path) -> Run:
@@ -229,7 +230,7 @@ class Scale:
                 flush=True,
             )
             read = run_command([*KVCANARY, "trace", "validate", str(path)])
-            run = replay(path)
+            runs = sorted((replay(path) for _ in range(_LARGE_RUNS)), key=lambda run: run.wall_s)
         finally:
             shutil.rmtree(path, ignore_errors=True)
         return [
@@ -243,10 +244,15 @@ class Scale:
                 )
                 for name, peak in (
                     ("trace validate", read.peak_bytes),
-                    ("replay", run.peak_bytes),
+                    ("replay", max(run.peak_bytes for run in runs)),
                 )
             ),
-            _speed(shape, f"{gb}, {recorded:,} tokens", recorded, run),
+            _speed(
+                shape,
+                f"{gb}, {recorded:,} tokens, median of {_LARGE_RUNS} runs",
+                recorded,
+                runs[len(runs) // 2],
+            ),
         ]
 
 

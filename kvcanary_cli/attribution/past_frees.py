@@ -133,7 +133,9 @@ def _page(segment: Segment) -> _Page | None:
     slots, reasons = table.columns["slots"], table.columns.get("reason")
     assert slots.offsets is not None
     first, stop = int(slots.offsets[0]), int(slots.offsets[-1])
-    events = segment.index[segment.kind == segment.kind_names.index("free")].astype(np.int64)
+    # They are few among many events.
+    mine = np.flatnonzero(segment.kind == segment.kind_names.index("free"))
+    events = segment.index[mine].astype(np.int64)
     at = table.columns.get("at")
     if at is not None:
         events = _by_slot(at, events, slots.offsets)

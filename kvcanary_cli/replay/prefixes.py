@@ -53,6 +53,8 @@ class PrefixIndex:
         self.returns: NDArray[np.int32] = zeros(num_slots, np.int32)
         self._codes: dict[str, int] = {}
         self._names: list[str] = []
+        # From so many on it is looked at how many of them nobody sees.
+        self._many_names = _OLD_NAMES
 
     @property
     def unplaced(self) -> int:
@@ -162,10 +164,11 @@ class PrefixIndex:
 
     def forget_names(self) -> None:
         """Drop the names of entries that nobody sees, if there are many; numbers change then."""
-        if len(self._names) < _OLD_NAMES:
+        if len(self._names) < self._many_names:
             return
         visible = self._visible()
-        if len(self._names) < _OLD_NAMES + 2 * len(visible):
+        self._many_names = _OLD_NAMES + 2 * len(visible)
+        if len(self._names) < self._many_names:
             return
         self._names = [self._names[code] for code in visible.tolist()]
         self._codes = {name: code for code, name in enumerate(self._names)}

@@ -19,6 +19,8 @@ _BYTES = MAP_RUN.itemsize
 _START, _COUNT, _BELOW, _EVENTS, _STOPS, _OWNERS = (
     place(MAP_RUN, name) for name in ("start", "count", "below", "events", "stops", "owners")
 )
+# Of a run that is full, in bytes.
+_LAST_STOP = (_STOPS + RUN_EVENTS - 1) * 4
 _HEADS, _RUNS, _FREE = constants(State.MAP_HEADS, State.MAP_RUNS, State.MAP_FREE)
 
 
@@ -27,6 +29,7 @@ def ask_for_run(runs, node):  # type: ignore[no-untyped-def]
     """Ask for what entering an event into run number ``node``, -1 = none, reads first."""
     if node >= 0:
         prefetch(runs + node * _BYTES)
+        prefetch(runs + node * _BYTES + _LAST_STOP)
 
 
 @inlined
@@ -119,6 +122,7 @@ def drop_covered(num_rows, heads, runs, seen, out):  # type: ignore[no-untyped-d
         while node >= 0:
             run = runs + node * _BYTES
             below = load_i32(run, _BELOW)
+            ask_for_run(runs, below)
             start = load_i32(run, _START)
             end = load_i32(run, _STOPS + load_i32(run, _COUNT) - 1)
             if start == end or (low <= start and end <= high):
