@@ -123,12 +123,12 @@ class EventColumns:
         if "free" in segment.tables:
             self._put(Columns.FREE_REASON, self._reasons(prepared, segment))
         self._prefixes.forget_names()
-        for cell, wanted, numbers_of in (
-            (Columns.REQ_OF, prepared.reqs, self._requests.codes),
-            (Columns.ENTRY_OF, prepared.entries, self._prefixes.codes),
+        for cell, wanted, number_of in (
+            (Columns.REQ_OF, prepared.reqs, self._requests.code),
+            (Columns.ENTRY_OF, prepared.entries, self._prefixes.code),
         ):
             numbers = np.full(len(segment.strings) + 1, -1, dtype=np.int64)
-            numbers[wanted] = numbers_of([segment.strings[code] for code in wanted])
+            numbers[wanted] = [number_of(segment.strings[code]) for code in wanted]
             self._put(cell, numbers)
 
     def _put(self, cell: Columns, array: NDArray[np.generic]) -> None:

@@ -71,14 +71,6 @@ class PrefixIndex:
                 self.cells = np.concatenate([self.cells, _hidden(len(self.cells))])
         return code
 
-    def codes(self, entries: list[str]) -> list[int]:
-        """``code`` of each."""
-        found = list(map(self._codes.get, entries))
-        return [
-            self.code(entry) if code is None else code
-            for entry, code in zip(entries, found, strict=True)
-        ]
-
     def publish(
         self,
         entry: str,

@@ -40,14 +40,6 @@ class Requests:
                 self.cells = np.concatenate([self.cells, _room(len(self.cells))])
         return code
 
-    def codes(self, names: list[str]) -> list[int]:
-        """``code`` of each."""
-        found = list(map(self._codes.get, names))
-        return [
-            self.code(name) if code is None else code
-            for name, code in zip(names, found, strict=True)
-        ]
-
     def end(self, name: str) -> None:
         """The request ended."""
         code = self.code(name)
