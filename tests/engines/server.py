@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import stat
@@ -12,6 +13,7 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from kvcanary_cli.trace.errors import TraceError
@@ -21,11 +23,13 @@ from tests.record.helpers import events, replay, steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
 KEY = "sk-not-to-be-recorded"
 RECORDING = "run.kvtrace"
 _AT_ONCE = 8
+_HANDED_OUT = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_USUALLY_HANDED_OUT = (32_768, 60_999)
+_PORTS = range(10_000, 65_000)
 
 
 def way_in(way: str, python: Path, launch: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -86,10 +90,27 @@ def clean_recording(recording: Path, requests: int, named: str = "") -> Any:
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    """A port that nobody listens at, and that nobody is handed while a server takes its time.
+
+    The kernel hands out ports of a range of its own to whoever asks for any, as engines do all
+    the time: one of those, free now, may be taken before a server has started.
+    """
+    lowest, highest = _handed_out()
+    kept = [port for port in _PORTS if not lowest <= port <= highest] or list(_PORTS)
+    for port in random.sample(kept, k=100):
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("all of a hundred ports are in use")
+
+
+def _handed_out() -> tuple[int, int]:
+    """The lowest and the highest port that the kernel hands out."""
+    try:
+        lowest, highest = map(int, _HANDED_OUT.read_text().split())
+    except OSError:  # not Linux
+        return _USUALLY_HANDED_OUT
+    return lowest, highest
 
 
 class Server:
@@ -124,10 +145,10 @@ class Server:
 
     def wait_until_ready(self) -> None:
         """Wait until it answers at ``/health``."""
-        wait_until(self._is_ready, self.folder, lambda: self.said()[-4000:])
+        wait_until(self._is_ready, self.folder, lambda: self.said()[-16_000:])
 
     def _is_ready(self) -> bool:
-        assert self._process.poll() is None, self.said()[-4000:]
+        assert self._process.poll() is None, self.said()[-16_000:]
         try:
             with urllib.request.urlopen(self._address("/health"), timeout=5) as answer:
                 return bool(answer.status == 200)
@@ -156,7 +177,7 @@ class Server:
         """Send it the signal ``number`` and wait; its exit status."""
         self._process.send_signal(number)
         wait_until(
-            lambda: self._process.poll() is not None, self.folder, lambda: self.said()[-4000:]
+            lambda: self._process.poll() is not None, self.folder, lambda: self.said()[-16_000:]
         )
         return int(self._process.returncode)
 
