@@ -49,6 +49,7 @@ class Step:
         is_step: Whether a forward was among it.
         missed_steps, missed_events: Steps before it that had no room, and what they emitted (at
             least: of what was deferred, one event each).
+        fault: Why its copies will never be there: the device has failed.
     """
 
     items: list[Event | Deferred]
@@ -56,6 +57,7 @@ class Step:
     is_step: bool = False
     missed_steps: int = 0
     missed_events: int = 0
+    fault: Exception | None = None
     nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -69,7 +71,8 @@ class Drainer:
         """Start.
 
         Args:
-            deliver: Takes each step in order when its copies are there, on the thread.
+            deliver: Takes each step in order when its copies are there or never will be, on the
+                thread.
         """
         self._deliver = deliver
         self._queue: deque[Step] = deque()
@@ -107,13 +110,15 @@ class Drainer:
         with self._lock:
             return self._changed.wait_for(lambda: not self._queue and not self._busy, timeout_s)
 
-    def close(self, timeout_s: float) -> None:
-        """Deliver what is queued and end."""
+    def close(self, timeout_s: float) -> int:
+        """Deliver what is queued and end; how many steps are still not there."""
         with self._lock:
             self._closing = True
             self._changed.notify_all()
         if not self.is_current:
             self._thread.join(timeout_s)
+        with self._lock:
+            return sum(bool(step.items) for step in self._queue)
 
     def _run(self) -> None:
         while True:
@@ -122,9 +127,7 @@ class Drainer:
                 if not self._queue:
                     return
                 step = self._queue[0]
-            # Polled, for a fence that is waited for may hold a lock of the driver meanwhile.
-            while step.fence is not None and not step.fence.passed():
-                time.sleep(_POLL_S)
+            step.fault = _wait(step.fence)
             with self._lock:
                 self._queue.popleft()
                 self._bytes -= step.nbytes
@@ -135,3 +138,14 @@ class Drainer:
                 with self._lock:
                     self._busy = False
                     self._changed.notify_all()
+
+
+def _wait(fence: Fence | None) -> Exception | None:
+    """Wait until ``fence`` has been passed; the device's failure if it never will be."""
+    try:
+        # Polled, for a fence that is waited for may hold a lock of the driver meanwhile.
+        while fence is not None and not fence.passed():
+            time.sleep(_POLL_S)
+    except Exception as error:
+        return error
+    return None

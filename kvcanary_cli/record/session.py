@@ -9,7 +9,7 @@ import time
 from collections import deque
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from kvcanary_cli.record.copies import HostNow
 from kvcanary_cli.record.drainer import Deferred, Drainer, Step
@@ -115,7 +115,7 @@ class Session:
         self._triggers: deque[Trigger] = deque()
         self._kept_at = float("-inf")
         self._said_enough = False
-        self._incomplete = self._ended = False
+        self._incomplete = self._ended = self._has_failed = False
         if SIGNAL in options.triggers:
             pull_on_signal(options.path)
         self._sink = Sink(folder, _trace_name(header), self._header_of, options)
@@ -219,6 +219,13 @@ class Session:
                     if lost is not None:
                         lost()
                 self._drop(step.missed_steps, step.missed_events)
+            if step.fault is not None and not self._has_failed:
+                raise step.fault
+            if step.fault is not None:
+                # The engine's thread has noticed first: what is left to tell is why.
+                ended = [item for item in step.items if _is_ended(item)]
+                self._arrive(ended, is_step=False, complete=False)
+                return
             events, complete = self._made(step.items)
             self._arrive(events, is_step=step.is_step, complete=complete)
         except Exception as error:
@@ -357,15 +364,21 @@ class Session:
 
     def fail(self, error: BaseException) -> None:
         """End the recording at this event because of a fault of its own; logs once."""
-        if not self.active:
+        on_drainer = self._drainer is not None and self._drainer.is_current
+        # The engine's thread may have ended in good order what the device has not finished.
+        if self._has_failed or not (self.active or on_drainer):
             return
-        self.active = False
+        self._has_failed, self.active = True, False
         with contextlib.suppress(Exception):
             log.error("kvcanary: recording ends, the server runs on", exc_info=error)
         ended = {"kind": _ENDED, "reason": _reason(error)}
         before, self._items = self._items, []
-        if self._drainer is not None and not self._drainer.is_current:
-            self._queue([*before, ended], force=True)
+        if self._drainer is not None and not on_drainer:
+            try:
+                self._queue([*before, ended], force=True)
+            except Exception:
+                # The device has failed: there is no fence behind the copies any more.
+                self._queue([ended], force=True)
             self._drainer.close(timeout_s=0)
             return
         # What is still queued would follow what the fault left out.
@@ -393,11 +406,19 @@ class Session:
                 passed = self.options.start_after - self._skip_steps
                 after = f"--start-after {self.options.start_after}"
                 self.emit({"kind": _ENDED, "reason": f"{after}: only {passed} forwards ran"})
-            self.commit()
+            try:
+                self.commit()
+            except Exception as error:
+                self.fail(error)
             self.active = False
         if self._drainer is not None:
             self._queue([], force=True)
-            self._drainer.close(timeout_s=_CLOSE_S)
+            late = self._drainer.close(timeout_s=_CLOSE_S)
+            if late and not self._ended:
+                # Whatever arrives from now on is not told any more.
+                self._ended = True
+                why = f"the device did not answer within {_CLOSE_S:.0f} s: {late} steps are missing"
+                self._arrive_last([{"kind": _ENDED, "reason": why}])
         self._sink.close()
         if self.dropped_steps:
             log.warning(
@@ -406,6 +427,10 @@ class Session:
                 self.dropped_events,
                 _SLOW,
             )
+
+
+def _is_ended(item: Event | Deferred) -> TypeGuard[Event]:
+    return not isinstance(item, Deferred) and item["kind"] == _ENDED
 
 
 def _reason(error: BaseException) -> str:
