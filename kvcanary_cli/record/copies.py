@@ -162,6 +162,17 @@ def host_array(values: Any) -> Ints:
     return np.array(values, dtype=np.int64)
 
 
+def to_device(values: Ints, device: torch.device) -> torch.Tensor:
+    """[n] values of the host on ``device``, behind what is queued there; waits for nothing."""
+    import torch
+
+    host = torch.from_numpy(values)
+    if device.type == "cpu":
+        return host
+    # From pageable memory the copy might wait for what the device is at.
+    return host.pin_memory().to(device, non_blocking=True)
+
+
 def mover_of(tensor: Any) -> Mover | None:
     """What copies tensors of the device of ``tensor`` without waiting; None on the host."""
     return CudaMover(tensor.device) if _is_cuda(tensor) else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvcanary_cli.record.copies import turns_on
+from kvcanary_cli.record.copies import to_device, turns_on
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -158,11 +158,7 @@ class RowDiff:
 
         if torch.is_tensor(values) and values.device == self._shadow.device:
             return values.to(torch.int64).reshape(-1).contiguous()
-        host = torch.from_numpy(to_cells(values))
-        if self.on_host:
-            return host
-        # From pageable memory the copy might wait for what the device is at.
-        return host.pin_memory().to(self._shadow.device, non_blocking=True)
+        return to_device(to_cells(values), self._shadow.device)
 
     def _changes_by_numpy(self, rows: Rows, lengths: Rows) -> Ints:
         assert self._told is not None

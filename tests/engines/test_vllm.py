@@ -82,8 +82,8 @@ def test_what_recording_options_leave_replays_clean(runs: dict[str, Run]) -> Non
     assert "wrong_token_fed" in replay(start.trace).replay.coverage.blind_to
     assert steps(start.trace)[0] >= 25
     read = {e["step"] for e in events(start.trace) if e.get("phase") == "before"}
-    assert read
-    assert not any(step % 3 for step in read)
+    # Every third launch, which may be told as several forwards; one may read nothing.
+    assert 0.2 < len(read) / len(_forwards(start)) < 0.45
     assert start.result["preempted"] > 0
     coverage = replay(runs["option_gaps"].trace).replay.coverage
     assert coverage.lost_events > 0

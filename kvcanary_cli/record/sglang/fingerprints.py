@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from kvcanary_cli.record.slots import each_once, first_of_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy as np
     import torch
     from numpy.typing import NDArray
 
@@ -106,13 +107,15 @@ class Fingerprints:
 
     def _tell(self, session: Session, phase: str, step: int, slots: torch.Tensor | None) -> None:
         """Fold where the bytes are; which slots are there, and each once, is found on the host."""
+        import torch
+
         if slots is None or not len(slots):
             return
         for pool, source in self._sources.items():
             if pool == "swa":
                 slots = self._translated(slots)
             if is_on_host(slots):
-                slots = _tensor(_once(slots.numpy(), self._bounds[pool]))
+                slots = torch.from_numpy(each_once(slots.numpy(), self._bounds[pool]))
             if len(slots):
                 hashes = self._fold(source, slots)
                 session.defer(self._event_of(phase, step, pool), slots, hashes, fresh=True)
@@ -125,7 +128,7 @@ class Fingerprints:
 
     def _event_of(self, phase: str, step: int, pool: str) -> Callable[[Ints, Ints], list[Event]]:
         def made(slots: Ints, hashes: Ints) -> list[Event]:
-            first = _first_of_each(slots, self._bounds[pool])
+            first = first_of_each(slots, self._bounds[pool])
             if not len(first):
                 return []
             event: Event = {"kind": "kv_hash", "phase": phase, "step": step}
@@ -148,24 +151,6 @@ class Fingerprints:
 def is_on_host(tensor: torch.Tensor) -> bool:
     """Whether a look at the values of ``tensor`` waits for nothing."""
     return tensor.device.type == "cpu"
-
-
-def _first_of_each(slots: Ints, bound: int) -> Ints:
-    """Where each slot of the pool stands first, in order; ``bound`` is the pool's slots."""
-    inside = np.flatnonzero((slots > 0) & (slots < bound))
-    out: Ints = inside[np.sort(np.unique(slots[inside], return_index=True)[1])]
-    return out
-
-
-def _once(slots: Ints, bound: int) -> Ints:
-    out: Ints = slots[_first_of_each(slots, bound)]
-    return out
-
-
-def _tensor(values: Ints) -> torch.Tensor:
-    import torch
-
-    return torch.from_numpy(values)
 
 
 def _source(pool: Any) -> RealKvSource | None:

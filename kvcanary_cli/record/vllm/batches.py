@@ -263,6 +263,15 @@ class Inputs:
         drafts, prompts = _drafts(output, reqs), _prompts(requests, reqs)
         return cls(reqs=reqs, counts=counts, drafts=drafts, prompts=prompts, **tensors)
 
+    @property
+    def slots(self) -> Any:
+        """[tokens] tensor of the slots that are written."""
+        return self.tokens[2][: int(self.counts.sum())]
+
+    def tables_of(self, longest: int) -> Any:
+        """[bs, blocks] tensor of the block tables, as far as ``longest`` tokens need them."""
+        return self.tables[: len(self.reqs), : max(1, -(-longest // self.block_size))]
+
     def defer(self, session: Session, longest: int, make: Callable[[Batch], list[Event]]) -> None:
         """Emit what ``make`` gives for the batch's values, once they are on the host.
 
@@ -271,12 +280,10 @@ class Inputs:
             longest: Tokens of a request at most, by what the scheduler knows.
             make: Gives the events.
         """
-        total, rows = int(self.counts.sum()), len(self.reqs)
-        width = max(1, -(-longest // self.block_size))
-        tables = self.tables[:rows, :width]
+        total, lengths = int(self.counts.sum()), self.seq_lens[: len(self.reqs)]
         tokens = (values[:total] for values in self.tokens)
         session.defer(
-            lambda *values: make(self._batch(*values)), self.seq_lens[:rows], tables, *tokens
+            lambda *values: make(self._batch(*values)), lengths, self.tables_of(longest), *tokens
         )
 
     def _batch(

@@ -1,8 +1,7 @@
-"""Real-KV fingerprints of slots (specification 2.3), from the K half of the first layer.
+"""Real-KV fingerprints (specification 2.3) of what a launch of the model reads and writes.
 
-The layout of a block differs with the attention backend. Known is the CPU backend's: a block holds
-``[kv_heads, 2, block_size * head_size]``, K before V, and within K a token's elements lie
-``block_size`` apart. They are gathered into one strip a slot, heads in order, and folded there.
+Bytes are folded where they are, behind what was queued there before. Which forwards a launch is
+told as is known later, on the session's thread: until then ``Known`` keeps the hashes of it all.
 """
 
 from __future__ import annotations
@@ -12,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvcanary_cli.record.vllm.pools import RUNNER_V1
+from kvcanary_cli.record.copies import to_device
+from kvcanary_cli.record.slots import each_once, first_of_each
+from kvcanary_cli.record.vllm.kv_layouts import layout_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
     from numpy.typing import NDArray
 
     from kvcanary_cli.record.options import RecordOptions
+    from kvcanary_cli.record.session import Session
+    from kvcanary_cli.record.vllm.batches import Inputs
+    from kvcanary_cli.record.vllm.kv_layouts import Layout
     from kvcanary_cli.record.vllm.pools import Pools
 
     Ints = NDArray[np.int64]
@@ -28,99 +30,124 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvcanary.record")
 
-_CPU_BACKEND = "CPUAttentionBackend"
-_CPU_LAYOUT = "vec"
+
+class Known:
+    """Hashes of slots at one moment of a launch; empty until they are on the host.
+
+    Attributes:
+        bound: Slots of the pool.
+    """
+
+    def __init__(self, bound: int) -> None:
+        """Nothing is known yet.
+
+        Args:
+            bound: Slots of the pool.
+        """
+        self.bound = bound
+        self._slots = self._hashes = np.zeros(0, dtype=np.int64)
+
+    def keep(self, slots: Ints, hashes: Ints) -> list[Event]:
+        """They are on the host: [n] slots, with repeats and slots that are none, and hashes."""
+        first = first_of_each(slots, self.bound)
+        order = first[np.argsort(slots[first])]
+        self._slots, self._hashes = slots[order], hashes[order]
+        return []
+
+    def look_up(self, slots: Ints) -> tuple[Ints, Ints]:
+        """Where in ``slots`` those stand whose hash is known, and the hashes."""
+        if not len(self._slots):
+            return self._slots, self._hashes
+        at = np.searchsorted(self._slots, slots).clip(max=len(self._slots) - 1)
+        found = np.flatnonzero(self._slots[at] == slots)
+        return found, self._hashes[at[found]]
 
 
 class Fingerprints:
     """Folds KV bytes where they are."""
 
-    def __init__(self, gather: Callable[[Ints], torch.Tensor], mode: str, every: int) -> None:
+    def __init__(self, layout: Layout, mode: str, every: int) -> None:
         """Prepare.
 
         Args:
-            gather: Slots [n] to their K bytes, [n, bytes] of any dtype.
+            layout: Of the layer whose bytes are folded.
             mode: ``partial`` or ``all``.
-            every: Fingerprint what is read in every n-th forward.
+            every: Fingerprint what is read in every n-th launch.
         """
         from kvcanary_cli.abi.constants import RealKvHashMode
-        from kvcanary_cli.backends import get_backend
 
-        self._gather = gather
+        self._layout = layout
         self._mode = RealKvHashMode.PARTIAL if mode == "partial" else RealKvHashMode.ALL
         self._every = every
-        self._backend = get_backend("cpu")
+        self._launches = 0
 
     @classmethod
     def of(cls, pools: Pools, options: RecordOptions) -> Fingerprints | None:
         """Fingerprints of this pool; None if none are wanted or the layout is not known."""
         if options.kv_hash == "none":
             return None
-        gather, why = _layout(pools)
-        if gather is None:
+        layout, why = layout_of(pools)
+        if layout is None:
             log.warning("kvcanary: 'kv_hash' is not recorded: %s", why)
             return None
-        return cls(gather, options.kv_hash, options.kv_hash_every)
+        return cls(layout, options.kv_hash, options.kv_hash_every)
 
-    def before(self, step: int, slots: Ints) -> list[Event]:
-        """Events for ``slots`` that forward ``step`` is about to read."""
-        return [] if step % self._every else self._events("before", step, slots)
+    def before(self, session: Session, inputs: Inputs, longest: int) -> Known | None:
+        """Fold what a launch is about to read, if it is this one's turn.
 
-    def after(self, step: int, slots: Ints) -> list[Event]:
-        """Events for ``slots`` that forward ``step`` has written."""
-        return self._events("after", step, slots)
+        Args:
+            session: Has the copies made.
+            inputs: What the launch is fed.
+            longest: Tokens of a request at most, by what the scheduler knows.
+        """
+        self._launches += 1
+        if (self._launches - 1) % self._every:
+            return None
+        return self._known(session, _read_by(inputs, longest))
 
-    def _events(self, phase: str, step: int, slots: Ints) -> list[Event]:
-        slots = slots[slots > 0]
-        slots = slots[np.sort(np.unique(slots, return_index=True)[1])]
-        if not len(slots):
-            return []
-        hashes = self._fold(slots)
-        return [{"kind": "kv_hash", "phase": phase, "step": step, "slots": slots, "hash": hashes}]
-
-    def _fold(self, slots: Ints) -> Ints:
+    def after(self, session: Session, inputs: Inputs) -> Known:
+        """Fold what a launch has written."""
         import torch
 
-        from kvcanary_cli.abi.sources import RealKvSource
+        return self._known(session, torch.as_tensor(inputs.slots).to(torch.int64))
 
-        strips = self._gather(slots)
-        size = strips.shape[1] * strips.element_size()
-        source = RealKvSource(tensor=strips, page_size=1, num_bytes_per_token=size, read_bytes=size)
-        hashes: Ints = self._backend.real_kv_hash(
-            slots=torch.arange(len(slots)),
-            real_kv_sources=(source,),
-            real_kv_hash_mode=self._mode,
-        ).numpy()
-        return hashes
-
-
-def _layout(pools: Pools) -> tuple[Callable[[Ints], torch.Tensor] | None, str]:
-    """What gathers the K bytes of slots, or why nothing can."""
-    runner, group = pools.runner, pools.group
-    if runner is None or group is None:
-        return None, pools.why_derived or "no group of layers keeps every token"
-    if pools.runner_module != RUNNER_V1:
-        return None, f"the layout of {pools.runner_module} is not known"
-    name = runner.kv_cache_config.kv_cache_groups[group].layer_names[0]
-    layer = runner.compilation_config.static_forward_context[name]
-    cache = layer.kv_cache
-    backend = runner.attn_groups[group][0].backend.__name__
-    layout = getattr(layer, "isa", None)
-    if backend != _CPU_BACKEND or layout != _CPU_LAYOUT or cache.dim() != 4:
-        return None, f"the layout of {backend} ({layout}, {tuple(cache.shape)}) is not known"
-    num_blocks, heads, block_size, width = cache.shape
-    head_size = width // 2
-    if heads * head_size * cache.element_size() % 16 or not cache.is_contiguous():
-        return None, f"a token's K of {backend} {tuple(cache.shape)} is no multiple of 16 bytes"
-    keys = cache.view(num_blocks, heads, 2, head_size, block_size)[:, :, 0]
-
-    def gather(slots: Ints) -> torch.Tensor:
+    def _known(self, session: Session, slots: torch.Tensor) -> Known:
         import torch
 
-        index = torch.from_numpy(slots)
-        blocks, offsets = index // block_size, index % block_size
-        # Advanced indices around a slice put their dimension first: [n, heads, head_size].
-        strips: torch.Tensor = keys[blocks, :, :, offsets].reshape(len(slots), heads * head_size)
-        return strips.contiguous()
+        known = Known(self._layout.slots)
+        if not session.asynchronous:
+            # On a device nobody looks which they are.
+            slots = torch.from_numpy(each_once(slots.numpy(), self._layout.slots))
+        if len(slots):
+            session.defer(known.keep, slots, self._layout.fold(slots, self._mode))
+        return known
 
-    return gather, ""
+
+def told(phase: str, step: int, slots: Ints, known: Known) -> list[Event]:
+    """The ``kv_hash`` event of ``slots``, none if no hash is known.
+
+    Args:
+        phase: ``before`` or ``after``.
+        step: The forward's.
+        slots: Slots that it reads or writes, with repeats.
+        known: Their hashes.
+    """
+    slots = each_once(slots, known.bound)
+    found, hashes = known.look_up(slots)
+    if not len(found):
+        return []
+    event = {"kind": "kv_hash", "phase": phase, "step": step}
+    return [{**event, "slots": slots[found], "hash": hashes}]
+
+
+def _read_by(inputs: Inputs, longest: int) -> torch.Tensor:
+    """Slots of the batch's prefixes, row by row, 0 in between."""
+    import torch
+
+    lengths = torch.as_tensor(inputs.seq_lens[: len(inputs.reqs)]).to(torch.int64)
+    lengths = lengths - to_device(inputs.counts, lengths.device)
+    blocks = torch.as_tensor(inputs.tables_of(longest)).to(torch.int64)
+    at = torch.arange(inputs.block_size, device=blocks.device)
+    cells = (blocks[:, :, None] * inputs.block_size + at).flatten(1)
+    inside = torch.arange(cells.shape[1], device=cells.device)[None, :] < lengths[:, None]
+    return (cells * inside).reshape(-1)

@@ -7,7 +7,6 @@ known: these alone touch ledger, table shadow, drafts and the number of the step
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from kvcanary_cli.record.shadows import HistoryShadow
 from kvcanary_cli.record.vllm.batches import Inputs, computed_of, of_scheduler
 from kvcanary_cli.record.vllm.blocks import BlockLedger
 from kvcanary_cli.record.vllm.connector_calls import ConnectorCalls
+from kvcanary_cli.record.vllm.launches import Launch
 from kvcanary_cli.record.vllm.requests import Namespaces, Rows, was_aborted
 from kvcanary_cli.record.vllm.tables import BlockTableShadow
 from kvcanary_cli.trace.schema import TREE_OWNER
@@ -28,25 +28,6 @@ if TYPE_CHECKING:
     from kvcanary_cli.record.vllm.pools import Pools
 
     Event = dict[str, Any]
-
-
-@dataclass(slots=True)
-class _Launch:
-    """A launch of the model.
-
-    Attributes:
-        rows: Each request's table row.
-        namespaces: Those of requests that are not in the common one.
-        hits: Slots that requests were served from since the last launch.
-        parts: The forwards that it is told as, once they are known.
-        first: Number of the first.
-    """
-
-    rows: dict[str, int]
-    namespaces: dict[str, str]
-    hits: dict[str, set[int]]
-    parts: list[Batch] = field(default_factory=list)
-    first: int = 0
 
 
 class Follower(ConnectorCalls):
@@ -83,7 +64,7 @@ class Follower(ConnectorCalls):
         for state in (self._table, self._histories):
             session.add_state(state)
         self._output: Any = None
-        self._prepared: _Launch | None = None
+        self._prepared: Launch | None = None
         self._hits: dict[str, set[int]] = {}
         self._drafted: dict[str, tuple[int, list[int]]] = {}
         self._step = 0
@@ -112,7 +93,7 @@ class Follower(ConnectorCalls):
 
     def before_forward(
         self, runner: Any, input_ids: Any = None, *_args: Any, **_kwargs: Any
-    ) -> _Launch | None:
+    ) -> Launch | None:
         """The model is about to run; ``input_ids`` is what it is fed."""
         group, output = self._pools.group, self._output
         if runner is not self._pools.runner or group is None or output is None:
@@ -138,7 +119,7 @@ class Follower(ConnectorCalls):
             )
         )
 
-    def _begin(self, inputs: Inputs) -> _Launch:
+    def _begin(self, inputs: Inputs) -> Launch:
         """The model is about to run; the first part of the launch is told."""
         launch = self._launch(inputs.reqs)
         computed = computed_of(self._output)
@@ -146,10 +127,14 @@ class Follower(ConnectorCalls):
             computed[req] + count
             for req, count in zip(inputs.reqs, inputs.counts.tolist(), strict=True)
         )
-        inputs.defer(self.session, max(ends, default=0), lambda batch: self._begun(launch, batch))
+        longest = max(ends, default=0)
+        launch.inputs = inputs
+        if self._fingerprints is not None:
+            launch.read = self._fingerprints.before(self.session, inputs, longest)
+        inputs.defer(self.session, longest, lambda batch: self._begun(launch, batch))
         return launch
 
-    def _launch(self, reqs: list[str]) -> _Launch:
+    def _launch(self, reqs: list[str]) -> Launch:
         """What the engine core knows of a launch of ``reqs``; tells what they have said."""
         for req in reqs:
             self._tell_history(self._requests[req])
@@ -158,28 +143,29 @@ class Follower(ConnectorCalls):
         namespaces = {req: namespace for req, namespace in namespaces.items() if namespace}
         hits, self._hits = self._hits, {}
         self._forwards_open += 1
-        return _Launch(rows, namespaces, hits)
+        return Launch(rows, namespaces, hits)
 
-    def _begun(self, launch: _Launch, batch: Batch) -> list[Event]:
+    def _begun(self, launch: Launch, batch: Batch) -> list[Event]:
         launch.parts = batch.in_order(launch.hits)
         launch.first = self._step
         self._step += len(launch.parts)
         return self._told(launch, 0)
 
     def after_forward(
-        self, launch: _Launch | None, _result: Any, raised: bool, *_args: Any, **_kwargs: Any
+        self, launch: Launch | None, _result: Any, raised: bool, *_args: Any, **_kwargs: Any
     ) -> None:
         if launch is not None and not raised:
+            if self._fingerprints is not None and launch.inputs is not None:
+                launch.wrote = self._fingerprints.after(self.session, launch.inputs)
             self.session.defer(lambda: self._done(launch))
 
-    def _done(self, launch: _Launch) -> list[Event]:
+    def _done(self, launch: Launch) -> list[Event]:
         events: list[Event] = []
-        for k, part in enumerate(launch.parts):
+        for k in range(len(launch.parts)):
             if k:
                 # What it reads has been written by now, in the same launch.
                 events += self._told(launch, k)
-            if self._fingerprints is not None:
-                events += self._fingerprints.after(launch.first + k, part.slots)
+            events += launch.hashes_after(k)
         return events
 
     def leave_schedule(
@@ -210,7 +196,7 @@ class Follower(ConnectorCalls):
             }
         )
 
-    def _told(self, launch: _Launch, k: int) -> list[Event]:
+    def _told(self, launch: Launch, k: int) -> list[Event]:
         """One forward of a launch and what the trace must know before it."""
         batch, step = launch.parts[k], launch.first + k
         rows = [launch.rows[req] for req in batch.reqs]
@@ -220,8 +206,7 @@ class Follower(ConnectorCalls):
             fed = batch.fed(b) if batch.drafts[b] else None
             if fed is not None:
                 self._drafted[req] = (int(batch.prefix[b]), fed)
-        if self._fingerprints is not None:
-            events += self._fingerprints.before(step, batch.prefix_slots())
+        events += launch.hashes_before(k)
         namespaces = [launch.namespaces.get(req, "") for req in batch.reqs]
         tokens = self.session.tokens
         event = batch.event(step, rows, tokens, namespaces if any(namespaces) else None)

@@ -116,6 +116,14 @@ class Server:
         self.scheduler.connector = Connector(steps, keeps)
         return self.scheduler.connector
 
+    def flip_bits(self, request: Request, position: int) -> int:
+        """Change the KV of one of the request's tokens behind the engine's back; its slot."""
+        runner = self.core.model_executor.driver_worker.worker.model_runner
+        block = self.scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
+        slot = int(block[position // BLOCK]) * BLOCK + position % BLOCK
+        getattr(runner, "old", runner).kv[slot // BLOCK, 1, slot % BLOCK, 0] += 1
+        return slot
+
     def finish(self) -> None:
         """Run until no request is left and nothing is being sent."""
         while self.scheduler.requests:

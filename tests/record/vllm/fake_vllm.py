@@ -323,9 +323,29 @@ class Table:
         return self.cells[:count]
 
 
+class FlashAttentionBackend:
+    pass
+
+
+def layers(cache):
+    '''One layer; in memory a token's heads side by side, or a head's tokens.'''
+    heads_first = getattr(cache, "heads_first", False)
+    sides = (3, cache.block_size) if heads_first else (cache.block_size, 3)
+    kv = torch.zeros((cache.num_gpu_blocks, *sides, 16), dtype=torch.bfloat16)
+    kv = kv if heads_first else kv.transpose(1, 2)
+    layer = SimpleNamespace(kv_cache=kv, get_attn_backend=lambda: FlashAttentionBackend)
+    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(), layer_names=["layer.0"])
+    return (
+        SimpleNamespace(static_forward_context={"layer.0": layer}),
+        SimpleNamespace(kv_cache_groups=[group]),
+        kv,
+    )
+
+
 class GPUModelRunner:
     def __init__(self, config):
         self.config = config
+        self.compilation_config, self.kv_cache_config, self.kv = layers(config.cache_config)
         size, rows = config.cache_config.block_size, config.scheduler_config.max_num_seqs
         tokens = config.scheduler_config.max_num_batched_tokens
         width = -(-config.model_config.max_model_len // size)
@@ -356,6 +376,7 @@ class GPUModelRunner:
             table.slot_mapping.gpu[at : at + count] = blocks[here // size] * size + here % size
             self.seq_lens[row] = before + count
             at += count
+        self.total = at
         self._model_forward(input_ids=self.input_ids.gpu, positions=self.positions)
         sampled = []
         for name, count in counts.items():
@@ -375,7 +396,16 @@ class GPUModelRunner:
         )
 
     def _model_forward(self, input_ids=None, positions=None):
-        return None
+        self.write(input_ids[: self.total], positions[: self.total])
+
+    def write(self, input_ids, positions):
+        table = self.input_batch.block_table[0]
+        slots = table.slot_mapping.gpu[: self.total]
+        size = table.block_size
+        values = (7 * input_ids + 31 * positions) % 251
+        self.kv.transpose(1, 2)[slots // size, slots % size] = values[:, None, None].to(
+            self.kv.dtype
+        )
 """,
     "v1/worker/gpu/model_runner.py": """
 import numpy as np
@@ -386,6 +416,8 @@ from vllm.v1.worker import gpu_model_runner
 class GPUModelRunner:
     def __init__(self, config):
         self.old = gpu_model_runner.GPUModelRunner(config)
+        self.compilation_config = self.old.compilation_config
+        self.kv_cache_config = self.old.kv_cache_config
         table = self.old.input_batch.block_table[0]
         self.block_tables = SimpleNamespace(
             block_sizes=[table.block_size], block_tables=[SimpleNamespace(gpu=table.cells)]
@@ -411,6 +443,7 @@ class GPUModelRunner:
                     positions=positions,
                 )
             )
+            old.write(input_ids[: old.total], positions[: old.total])
 
         old._model_forward = prepared
         return old.execute_model(scheduler_output, scheduler)

@@ -367,3 +367,23 @@ server.finish()
     (trace,) = parts(tmp_path)
     assert open_trace(trace).header.tokens == "absent"
     is_clean(trace)
+
+
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+def test_changed_bytes_of_a_running_request_are_named(
+    runner: str, tmp_path: Path, python: Python
+) -> None:
+    body = f"""
+server = Server(runner={runner!r})
+server.run(8)
+victim = next(r for r in server.scheduler.running if r.num_computed_tokens > 6)
+print(victim.request_id, server.flip_bits(victim, 5))
+server.finish()
+"""
+    done = run_recorded(python, tmp_path, body, install={"kv_hash": "all"})
+    victim, slot = done.stdout.split()
+    (trace,) = parts(tmp_path)
+    (finding,) = replay(trace).findings
+    assert finding.cls == "payload_mutation"
+    assert finding.victim == victim
+    assert finding.slots == {int(slot)}
