@@ -228,7 +228,8 @@ class Context:
     that were published without their slots, with who did that, None = not told; ``left`` the
     namespaces of entries that the device's index let go, which other tiers may hold; ``aliased``
     by event, matches that served a request the entry of another namespace; ``recycled`` rows
-    that were found to be given away in flight, with that release; ``moved`` slots whose content
+    that were found to be given away in flight, by the first map event of the new tenant or
+    ``NEVER``, with the cause of that; ``moved`` slots whose content
     was damaged before the copy at that event brought it, with the cause; ``taken``, by event,
     reader and slot of a read or match that broke a rule, the free that took the slot from the
     reader or from the entry, None = none did; ``served``, by transfer,
@@ -243,7 +244,7 @@ class Context:
     adapters: dict[str, str] = field(default_factory=dict)
     cow_event: dict[int, int] = field(default_factory=dict)
     cow_from: dict[int, tuple[int, int]] = field(default_factory=dict)
-    recycled: dict[int, int] = field(default_factory=dict)
+    recycled: dict[tuple[int, int], int] = field(default_factory=dict)
     launches: dict[tuple[int, int], int] = field(default_factory=dict)
     copies: OrderedDict[int, CopyFact] = field(default_factory=OrderedDict)
     transfers: dict[str, int] = field(default_factory=dict)

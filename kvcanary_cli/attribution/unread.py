@@ -13,6 +13,7 @@ from kvcanary_cli.attribution.damage import Cause
 from kvcanary_cli.attribution.finding_index import FindingIndex
 from kvcanary_cli.attribution.read_roots import LATE_CELL
 from kvcanary_cli.attribution.result import CERTAIN, POSSIBLE, PROBABLE, Culprit, RuledOut
+from kvcanary_cli.attribution.rules.recycled_rows import RECYCLED
 from kvcanary_cli.attribution.runner_up import runner_up
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from kvcanary_cli.attribution.book import FindingBook
     from kvcanary_cli.attribution.copy_faults import CopyFaults
+    from kvcanary_cli.attribution.late_cells import Cell
     from kvcanary_cli.attribution.ownership import OwnershipRules, Root
     from kvcanary_cli.attribution.read_roots import ReadRoots
     from kvcanary_cli.attribution.result import Finding, OwnershipFinding
@@ -112,6 +114,11 @@ def explain_unread(
             continue
         reads = found.what in _MET_BY_READING and _runs(found.actor, found, rules)
         if root.what == LATE_CELL:
+            recycled = _recycled(book, found, roots.cell(found, slots[0]))
+            if recycled is not None:
+                _follow(recycled, found, slots, _victim(found, root), rules)
+                shown.add(recycled)
+                continue
             late = _late_cell(found, root, roots)
         its_own = root.event == found.event or found.what == what.READ_BEFORE_WRITE
         by_copy = copies.causes(found, slots) if its_own else [(None, slots)]
@@ -236,6 +243,19 @@ def _victim(found: OwnershipFinding, root: Root) -> str | None:
     if found.what in _MET_BY_READING or found.what in what.MATCHES:
         return found.actor
     return found.owner if root.suffers else None
+
+
+def _recycled(book: FindingBook, found: OwnershipFinding, cell: Cell | None) -> Finding | None:
+    """The finding of a row that was given away in flight, of which ``cell`` is one."""
+    if cell is None:
+        return None
+    for finding in book.findings:
+        row = finding.culprit.details.get("req_table_row")
+        if (finding.subtype, row, finding.victim) != (RECYCLED, cell.row, found.actor):
+            continue
+        if (finding.corrupting_event or 0) <= cell.set_at:
+            return finding
+    return None
 
 
 def _late_cell(found: OwnershipFinding, root: Root, roots: ReadRoots) -> Cause:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
 from kvcanary_cli.inject.edits import Edits
@@ -95,63 +96,95 @@ def recycled_row(run: CleanRun, rng: random.Random) -> Planted | None:
 def _recycled(run: CleanRun, rng: random.Random, at: int) -> Planted | None:
     first = run.events[at]
     own_row = first["row"]
-    if first["start"] != 0:
-        return None
     later = [f for f in run.forwards if f > at][:12]
-    tenants = {r.req for f in later for r in run.rows[f] if r.row == own_row}
-    running = [
-        r for f in later for r in run.rows[f] if r.row != own_row and _ran_before(run, r, at)
-    ]
-    if len(tenants) != 1 or not running:
+    start = next((f for f in later if own_row in {r.row for r in run.rows[f]}), None)
+    if first["start"] != 0 or start is None:
         return None
-    taker, victim = tenants.pop(), rng.choice(running)
+    taker = next(r for r in run.rows[start] if r.row == own_row)
+    stay = _stay(run, own_row, taker.req, at)
+    running = [r for f in later for r in run.rows[f] if r.row != own_row and _has(run, r, at, f)]
+    if stay is None or stay < start or not running:
+        return None
+    victim = rng.choice(running)
     edits = Edits(run.events)
     release = edits.insert(at, {"kind": "row_release", "row": victim.row, "req": victim.req})
-    end = _leaves(run, own_row, taker, at)
-    for k in range(at, end + 1):
+    set_here: set[int] = set()
+    for k in range(at, stay + 1):
         event = run.events[k]
         if event["kind"] in ("map", "row_release") and event["row"] == own_row:
             edits.event(k)["row"] = victim.row
-        elif event["kind"] == "forward" and taker in event["reqs"]:
+            if event["kind"] == "map" and k < start:
+                set_here |= set(range(event["start"], event["start"] + len(event["slots"])))
+        elif event["kind"] == "forward" and taker.req in event["reqs"]:
             rows = edits.event(k)["req_pool_indices"]
-            rows[event["reqs"].index(taker)] = victim.row
-    # Recorders note changed cells only: what the old row held already must move, too.
-    start = next(f for f in later if any(r.req == taker for r in run.rows[f]))
-    if end < start:
-        # It left the row again before it ran in it.
-        return None
+            rows[event["reqs"].index(taker.req)] = victim.row
+    # Recorders note changed cells only: what the old row held already must be set anew, too.
     cells = run.cells(own_row, start)
-    length = max(r.prefix + r.count for r in run.rows[start] if r.req == taker)
-    whole = [cells.get(p, 0) for p in range(length)]
+    whole = [cells.get(p, 0) for p in range(taker.prefix + taker.count)]
     if min(whole, default=0) <= 0:
         return None
-    edits.event(at)["slots"] = whole
+    for position in sorted(set(range(len(whole))) - set_here):
+        moved = {"kind": "map", "row": victim.row, "start": position, "slots": [whole[position]]}
+        edits.insert(run.before_forward(start), moved)
     planted = Planted(
         edits=edits,
         slots=set(whole),
         causes=[release, at],
-        culprits={taker},
+        culprits={taker.req},
         subtypes={"row_recycled_in_flight"},
-        note=f"row {victim.row} of {victim.req}, still running, is given to {taker}",
+        note=f"row {victim.row} of {victim.req}, still running, is given to {taker.req}",
     )
-    suspects = set(run.cells(victim.row, end).values()) | set(run.cells(own_row, end).values())
+    suspects = set(run.cells(victim.row, stay).values()) | set(run.cells(own_row, stay).values())
     suspects |= set(whole)
-    return planted if watch(run, planted, suspects - {0}) else None
+    if not watch(run, planted, suspects - {0}):
+        return None
+    # Behind the end of the victim others get the row in their turn, and are to blame for theirs.
+    gone = _gone(run, victim, at)
+    return planted if gone is None or planted.until <= gone else None
 
 
-def _ran_before(run: CleanRun, row: Row, at: int) -> bool:
-    for forward in reversed(run.forwards):
-        if forward < at:
-            return any(r.req == row.req and r.row == row.row for r in run.rows[forward])
-    return False
+def _gone(run: CleanRun, row: Row, at: int) -> int | None:
+    """Place behind ``at`` where the request of ``row`` gives it back, or leaves; None = never."""
+    return next(iter(_leavings(run, row.row, row.req, at, len(run.events))), None)
 
 
-def _leaves(run: CleanRun, row: int, req: str, at: int) -> int:
-    """Place of the release of ``row`` by ``req`` behind ``at``, or the end."""
+def _has(run: CleanRun, row: Row, at: int, then: int) -> bool:
+    """Whether the request of ``row`` has it at place ``at``, and until forward ``then``."""
+    before = (
+        f
+        for f in reversed(run.forwards[: bisect_left(run.forwards, at)])
+        if row.row in {r.row for r in run.rows[f]}
+    )
+    ran = next(before, None)
+    if ran is None or all(r.req != row.req for r in run.rows[ran] if r.row == row.row):
+        return False
+    return not _leavings(run, row.row, row.req, ran, then)
+
+
+def _leavings(run: CleanRun, row: int, req: str, after: int, before: int) -> list[int]:
+    """Places between two others where ``row`` was given back, or ``req`` left."""
+    out = []
+    for kind in ("row_release", "finish", "retract", "abort"):
+        places = run.by_kind.get(kind, [])
+        for k in places[bisect_right(places, after) : bisect_left(places, before)]:
+            event = run.events[k]
+            if (event["row"] == row) if kind == "row_release" else (event["req"] == req):
+                out.append(k)
+    return sorted(out)
+
+
+def _stay(run: CleanRun, row: int, req: str, at: int) -> int | None:
+    """Place up to which ``req`` has ``row`` from ``at`` on; None if it shares it with others."""
+    end = len(run.events) - 1
     for k in run.by_kind.get("row_release", []):
-        if k > at and run.events[k]["row"] == row and run.events[k]["req"] == req:
-            return k
-    return len(run.events) - 1
+        if k > at and run.events[k]["row"] == row:
+            if run.events[k]["req"] != req:
+                return None
+            end = k
+            break
+    rows = [r for f in run.forwards if at < f < end for r in run.rows[f]]
+    alone = all((r.row == row) == (r.req == req) for r in rows if row == r.row or req == r.req)
+    return end if alone else None
 
 
 KINDS = (

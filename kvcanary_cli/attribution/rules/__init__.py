@@ -18,6 +18,7 @@ from kvcanary_cli.attribution.rules.inputs import InputFacts
 from kvcanary_cli.attribution.rules.lifetime import LifetimeFacts
 from kvcanary_cli.attribution.rules.misdirected import MisdirectedCopies
 from kvcanary_cli.attribution.rules.ownership_facts import OwnershipFacts
+from kvcanary_cli.attribution.rules.recycled_rows import RecycledRows
 from kvcanary_cli.attribution.rules.stored_pages import StoredPages
 from kvcanary_cli.attribution.rules.wrong_copies import WrongCopies
 
@@ -76,6 +77,8 @@ class Classifier:
             self.misdirected,
             beside.missed,
             beside.anothers_row,
+            # A row that moved names slots in any state, unwritten ones too.
+            *RecycledRows(*facts).rules,
             *lifetime.rules,
             index.anothers_slot,
             index.other_row_seen,

@@ -1,4 +1,4 @@
-"""Lifetime facts: never written, recycled, freed too early, published wrongly."""
+"""Lifetime facts: never written, freed too early, published wrongly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from kvcanary_cli.attribution.damage import Cause, Damage, at_event, event_or_no
 from kvcanary_cli.attribution.ledger import (
     BY_STATE,
     NEVER,
-    NOBODY,
     TREE,
     UNKNOWN,
 )
@@ -19,20 +18,17 @@ from kvcanary_cli.attribution.rules.prefix_hits import IN_TREE, PrefixHits, is_l
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvcanary_cli.attribution.context import MapFact, Window
+    from kvcanary_cli.attribution.context import Window
     from kvcanary_cli.attribution.past_frees import Free
 
 
 class LifetimeFacts(PrefixHits):
-    """Unwritten reads, recycled rows, use after free, the prefix index."""
+    """Unwritten reads, use after free, the prefix index."""
 
     @property
     def rules(self) -> tuple[Callable[[Damage], Cause | None], ...]:
         """In their order of precedence."""
         return (
-            # A row that moved names slots in any state, unwritten ones too.
-            self._recycled_row,
-            self._row_taken,
             self._never_written,
             self.use_after_free,
             self.phantom_hit,
@@ -121,106 +117,6 @@ class LifetimeFacts(PrefixHits):
         else:
             # How it went on is not known yet.
             cause.confidence, cause.awaited = POSSIBLE, window
-
-    def _recycled_row(self, damage: Damage) -> Cause | None:
-        """The row was given to another request while the work of the one before still used it."""
-        if damage.row < 0 or damage.victim == TREE:
-            return None
-        facts = self.context.row(damage.row)
-        released = facts.released_event
-        if released == NEVER:
-            return None
-        fact = facts.fact_after(released)
-        writer = int(damage.writes.req[damage.slot])
-        if fact is None:
-            return None
-        # A retracted request, or a new one of its name, may get the row anew and put its own slots
-        # there; what is still under way of one that lost its row sets no cells.
-        again = any(f.owner == damage.victim and f.event > released for f in facts.maps)
-        if facts.released_by != damage.victim or writer == damage.victim or again:
-            return self._shared_row(damage, released, fact)
-        # The row's new tenant; what it shares with others was written by them.
-        taker = facts.taker(damage.victim, released)
-        if fact.owner > TREE and fact.owner != damage.victim:
-            taker = fact.owner
-        elif taker == NOBODY:
-            taker = writer
-        return self._recycled(damage, released, fact.event, taker)
-
-    def _row_taken(self, damage: Damage) -> Cause | None:
-        """Another request runs in the reader's row, with its own slots there; none released it."""
-        if damage.row < 0 or damage.victim == TREE or damage.kv_only:
-            return None
-        held, slot = self.held_since(damage), damage.slot
-        if held == NEVER or damage.pool_kind != "FULL":
-            return None
-        facts = self.context.row(damage.row)
-        taker = facts.taker(damage.victim, held)
-        # What the taker shares with others came with slots of its own.
-        whose = {int(self.state.owner[slot]), int(damage.writes.req[slot])}
-        whose |= {fact.owner for fact in facts.maps if fact.event == held}
-        ran = max(
-            (at for req, at in facts.ran if req == damage.victim and at < held), default=NEVER
-        )
-        if (
-            taker == NOBODY
-            or taker not in whose
-            or ran == NEVER
-            or ran < facts.released_event < held
-        ):
-            return None
-        first, name = facts.maps_between(held), self.names.name(taker)
-        return Cause(
-            cls="stale_mapping",
-            subtype="row_recycled_in_flight",
-            group=(damage.victim, damage.row, first),
-            cause_event=first,
-            corrupting_event=held,
-            culprit=Culprit(req=name, step=None, event=held, details={"req_table_row": damage.row}),
-            ruled_out=[
-                RuledOut("use_after_free", "what the reader's row names moved, not its data")
-            ],
-            evidence=[
-                f"cell {damage.position} of row {damage.row} was set to slot {slot} at event "
-                f"{held}, for {name}, which ran in that row next",
-                *([] if facts.released_event > held else ["the reader had not released the row"]),
-            ],
-        )
-
-    def _shared_row(self, damage: Damage, released: int, fact: MapFact) -> Cause | None:
-        """Two requests run in the row: either reads what the other one mapped."""
-        facts = self.context.row(damage.row)
-        here = {req for req, at in facts.ran if at > released}
-        both = facts.released_by in here and len(here) > 1
-        known = self.context.recycled.get(damage.row) == released
-        if damage.victim not in here or damage.kv_only or not (both or known):
-            return None
-        if damage.victim == facts.released_by and self.held_since(damage) <= released:
-            return None
-        taker = fact.owner if fact.owner in here else facts.taker(facts.released_by, released)
-        return self._recycled(damage, released, fact.event, taker)
-
-    def _recycled(self, damage: Damage, released: int, remapped: int, taker: int) -> Cause:
-        self.context.recycled[damage.row] = released
-        return Cause(
-            cls="stale_mapping",
-            subtype="row_recycled_in_flight",
-            cause_event=released,
-            corrupting_event=remapped,
-            culprit=Culprit(
-                req=self.names.name(taker),
-                step=None,
-                event=remapped,
-                details={"req_table_row": damage.row},
-            ),
-            ruled_out=[
-                RuledOut("use_after_free", "what the reader's row names moved, not its data")
-            ],
-            evidence=[
-                f"row {damage.row} released at event {released}, remapped at {remapped}",
-                "the slots it names now are intact",
-            ],
-        )
 
     def use_after_free(self, damage: Damage) -> Cause | None:
         """A slot was given back while the reader still named it."""
