@@ -119,7 +119,11 @@ def record(
     ] = 1,
     max_bytes: Annotated[
         str | None,
-        typer.Option("--max-bytes", metavar="SIZE", help="Stop when a rank's trace is this large."),
+        typer.Option(
+            "--max-bytes",
+            metavar="SIZE",
+            help="Stop when a rank's trace is this large; a ring stays within it, and goes on.",
+        ),
     ] = None,
     ring: Annotated[
         str | None,

@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvcanary_cli.record.room import Room
 from kvcanary_cli.record.triggers import Trigger, TriggerFile
 
 if TYPE_CHECKING:
@@ -97,11 +98,16 @@ class Sink:
         self._wake = threading.Event()
         self._settled = threading.Event()
         self._closing = False
-        self._part_full = False
+        # Parts of a ring that were asked for, that are begun, and the last that is full: the part
+        # that is full may not be the one that the engine's thread is in by now.
+        self._asked_part = self._begun_part = 0
+        self._full_part = -1
         self._part_began = time.monotonic()
         self._parts: list[Path] = []
         self._part_number = 0
-        self._part_bytes = self._sealed_segments = 0
+        self._room = Room(_limit(options))
+        self._sealed_at = time.monotonic()
+        self._unsealed = False
         self._last_i = -1
         self._file = TriggerFile(folder) if options.triggers else None
         self._heard: deque[Trigger] = deque()
@@ -120,7 +126,7 @@ class Sink:
             self._queued_bytes += group.cost_bytes
             self._settled.clear()
             if group.new_part:
-                self._part_full = False
+                self._asked_part += 1
                 self._part_began = time.monotonic()
         return True
 
@@ -130,7 +136,7 @@ class Sink:
         seconds = self._options.ring_seconds
         if seconds and time.monotonic() - self._part_began >= seconds / _RING_PARTS:
             return True
-        return self._part_full
+        return self._full_part == self._asked_part
 
     def pull(self, by: str, text: str) -> Trigger | None:
         """Tell the other ranks of a trigger; None if the file system refuses."""
@@ -173,21 +179,18 @@ class Sink:
             self._fail(error)
 
     def _write(self) -> None:
-        sealed_at = written_at = listened_at = time.monotonic()
-        unsealed = False
+        self._sealed_at = written_at = listened_at = time.monotonic()
         while True:
             closing = self._closing
             group = self._take()
             if group is not None:
                 self._write_group(group)
-                unsealed, written_at = not group.keeps, time.monotonic()
+                written_at = time.monotonic()
             now = time.monotonic()
-            due = now - sealed_at >= SEAL_INTERVAL_S or now - written_at >= _SEAL_IDLE_S
+            due = now - self._sealed_at >= SEAL_INTERVAL_S or now - written_at >= _SEAL_IDLE_S
             hurry = group is None and (closing or self._wake.is_set())
-            if unsealed and (due or hurry) and self._writer is not None:
-                self._writer.seal()
-                self._measure(self._parts[-1])
-                sealed_at, unsealed = now, False
+            if due or hurry:
+                self._seal()
             if self._file is not None and now - listened_at >= _POLL_S:
                 self._heard.extend(self._file.fresh())
                 listened_at = now
@@ -195,7 +198,7 @@ class Sink:
                 if closing:
                     break
                 with self._lock:
-                    if not self._queue and not unsealed:
+                    if not self._queue and not self._unsealed:
                         self._settled.set()
                         self._wake.clear()
                 self._wake.wait(_POLL_S)
@@ -214,19 +217,36 @@ class Sink:
             return group
 
     def _write_group(self, group: Group) -> None:
+        self._begun_part += group.new_part
         if group.new_part or self._writer is None:
             if self._writer is not None:
                 _finish(self._writer)
             # With its first events, for only then it is known how the trace begins.
             self._open()
+        elif self._room.is_tight(group.cost_bytes) and not group.is_last:
+            self._seal()
         assert self._writer is not None
         for event in group.events:
             self._writer.write_event(event)
             self._last_i = event["i"]
+        self._room.hold(group.cost_bytes)
+        self._unsealed = True
         if group.keeps:
             _finish(self._writer)
-            self._writer = None
+            self._writer, self._unsealed = None, False
             self._keep()
+
+    def _seal(self) -> None:
+        """Put what was written on disk, and look how much that is by now."""
+        if not self._unsealed or self._writer is None:
+            return
+        self._writer.seal()
+        self._sealed_at, self._unsealed = time.monotonic(), False
+        if not self._room.measure(self._parts[-1]):
+            return
+        if not self._options.is_ring:
+            raise _SizeReached(f"--max-bytes {self._options.max_bytes} is reached")
+        self._full_part = self._begun_part
 
     def _keep(self) -> None:
         """Give the ring's parts names of their own, which nothing removes any more."""
@@ -251,7 +271,7 @@ class Sink:
         header = parse_header(self._header_of(later), str(target))
         self._writer = CheckedWriter(target, header)
         self._parts.append(target)
-        self._part_bytes = self._sealed_segments = 0
+        self._room.begin()
         while self._options.is_ring and len(self._parts) > _RING_PARTS:
             from kvcanary_cli.trace.writer import remove
 
@@ -265,20 +285,6 @@ class Sink:
             target = self._folder / f"{self._name}{number}.kvtrace"
             if not target.exists():
                 return target
-
-    def _measure(self, part: Path) -> None:
-        from kvcanary_cli.trace.manifest import segment_name
-
-        while (segment := part / segment_name(self._sealed_segments)).exists():
-            self._part_bytes += segment.stat().st_size
-            self._sealed_segments += 1
-        options = self._options
-        if options.is_ring:
-            sizes = [size for size in (options.ring_bytes, options.max_bytes) if size]
-            if sizes and self._part_bytes >= min(sizes) // _RING_PARTS:
-                self._part_full = True
-        elif options.max_bytes and self._part_bytes >= options.max_bytes:
-            raise _SizeReached(f"--max-bytes {options.max_bytes} is reached")
 
     def _fail(self, error: Exception) -> None:
         with self._lock:
@@ -323,6 +329,14 @@ class Sink:
             _finish(self._writer)
         except Exception as error:
             log.warning("kvcanary: the trace does not say that it ended early: %s", error)
+
+
+def _limit(options: RecordOptions) -> int:
+    """Bytes of a trace at most, 0 = any number: a ring's parts have them together."""
+    if not options.is_ring:
+        return options.max_bytes
+    sizes = [size for size in (options.ring_bytes, options.max_bytes) if size]
+    return min(sizes, default=0) // _RING_PARTS
 
 
 class _SizeReached(Exception):

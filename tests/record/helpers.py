@@ -15,6 +15,8 @@ from kvcanary_cli.trace.reader import open_trace
 if TYPE_CHECKING:
     from pathlib import Path
 
+#: How long a test waits for what must happen: only what hangs takes so long, on any machine.
+WAIT_S = 900.0
 SLOTS, ROWS, ROW_LEN = 64, 5, 32
 HEADER: dict[str, Any] = {
     "engine": {"name": "toy", "version": "1"},
