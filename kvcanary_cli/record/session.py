@@ -1,59 +1,38 @@
-"""One rank's recording: collects events, hands them on step by step, survives what goes wrong."""
+"""One rank's recording: what an adapter talks to; collects events, survives what goes wrong."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import logging
-import time
-from collections import deque
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from kvcanary_cli.record.copies import HostNow
 from kvcanary_cli.record.drainer import Deferred, Drainer, Step
-from kvcanary_cli.record.sink import KEPT_RINGS, MAX_REASON, SEAL_INTERVAL_S, Group, Sink
+from kvcanary_cli.record.keeping import Keeper
+from kvcanary_cli.record.sink import MAX_REASON, SEAL_INTERVAL_S, Sink
+from kvcanary_cli.record.stream import ENDED, Stream
 from kvcanary_cli.record.tokens import TokenCoder, key_path, load_key
-from kvcanary_cli.record.triggers import SIGNAL, Trigger, pull_on_signal
+from kvcanary_cli.record.triggers import SIGNAL, pull_on_signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from kvcanary_cli.record.copies import Mover
     from kvcanary_cli.record.options import RecordOptions
+    from kvcanary_cli.record.stream import State
 
 log = logging.getLogger("kvcanary.record")
 
 Event = dict[str, Any]
-#: What an event takes beside its arrays.
-_EVENT_BYTES = 400
-_SAY_DROPPED_EVERY_S = 60.0
 _WRITE_S = 0.2
 _CLOSE_S = 30.0
-_ENDED = "recording_ended"
-_SLOW = "the disk or the copies do not keep up"
-#: A canary that reports in every step says the same thing: its first report keeps the ring.
-_TRIGGER_REST_S = 10.0
 
 
 class StepIncompleteError(Exception):
     """What a step copied does not tell all of it: the step is not recorded."""
-
-
-class State(Protocol):
-    """Something whose changes events tell; after a gap it must be told as a whole.
-
-    One that is changed by deferred functions alone may have a method ``lost``: steps were missed
-    whose changes it never saw, so that it knows nothing any more.
-    """
-
-    def retell(self, *, gap: bool) -> list[Event]:
-        """All of it, as events.
-
-        Args:
-            gap: Whether the trace goes on behind lost events (else it is a new one, empty).
-        """
 
 
 class Session:
@@ -69,8 +48,6 @@ class Session:
     Attributes:
         active: Whether events are still taken.
         tokens: What becomes of token ids.
-        dropped_steps: Groups that did not fit into the queue.
-        dropped_events: Events in them.
     """
 
     def __init__(
@@ -101,24 +78,19 @@ class Session:
         self.options = options
         self.tokens = TokenCoder(options.tokens, key)
         self.active = True
-        self.dropped_steps = self.dropped_events = 0
-        self._starts_mid_run = starts_mid_run or options.start_after > 0
         self._header = dict(header)
-        self._states: list[State] = []
         self._items: list[Event | Deferred] = []
-        # State told again, which stands in front of the next step.
-        self._ahead: list[Event] = []
-        self._i = 0
-        self._new_part = self._taken_any = False
-        self._skip_steps = options.start_after
-        self._said_dropped = 0.0
-        self._triggers: deque[Trigger] = deque()
-        self._kept_at = float("-inf")
-        self._said_enough = False
         self._incomplete = self._ended = self._has_failed = False
         if SIGNAL in options.triggers:
             pull_on_signal(options.path)
         self._sink = Sink(folder, _trace_name(header), self._header_of, options)
+        self._keeper = Keeper(self._sink)
+        self._stream = Stream(
+            self._sink,
+            self._keeper,
+            skip_steps=options.start_after,
+            starts_mid_run=starts_mid_run or options.start_after > 0,
+        )
         self._mover = mover
         self._drainer = None if mover is None else Drainer(self._deliver)
         atexit.register(self.close)
@@ -135,13 +107,23 @@ class Session:
             "seal_interval_s": round(SEAL_INTERVAL_S + _WRITE_S, 3),
             **self._header,
         }
-        if later_part or self._starts_mid_run:
+        if later_part or self._stream.starts_mid_run:
             header["starts_mid_run"] = True
         return header
 
     def add_state(self, state: State) -> None:
         """Have ``state`` told again behind every gap."""
-        self._states.append(state)
+        self._stream.add_state(state)
+
+    @property
+    def dropped_steps(self) -> int:
+        """Steps that did not fit into the queue."""
+        return self._stream.dropped_steps
+
+    @property
+    def dropped_events(self) -> int:
+        """Events in them."""
+        return self._stream.dropped_events
 
     @property
     def asynchronous(self) -> bool:
@@ -195,8 +177,8 @@ class Session:
         if self._drainer is None:
             incomplete, self._incomplete = self._incomplete, False
             events, _ = self._made(items)
-            self._arrive(events, is_step=step, complete=not incomplete)
-        elif items or step or self._triggers or self._sink.has_heard:
+            self._stream.take(events, is_step=step, complete=not incomplete)
+        elif items or step or self._keeper.has_any:
             self._queue(items, is_step=step)
 
     def _queue(
@@ -214,20 +196,17 @@ class Session:
             return
         try:
             if step.missed_steps:
-                for state in self._states:
-                    lost = getattr(state, "lost", None)
-                    if lost is not None:
-                        lost()
-                self._drop(step.missed_steps, step.missed_events)
+                self._stream.lose()
+                self._stream.drop(step.missed_steps, step.missed_events)
             if step.fault is not None and not self._has_failed:
                 raise step.fault
             if step.fault is not None:
                 # The engine's thread has noticed first: what is left to tell is why.
                 ended = [item for item in step.items if _is_ended(item)]
-                self._arrive(ended, is_step=False, complete=False)
+                self._stream.take(ended, is_step=False, complete=False)
                 return
             events, complete = self._made(step.items)
-            self._arrive(events, is_step=step.is_step, complete=complete)
+            self._stream.take(events, is_step=step.is_step, complete=complete)
         except Exception as error:
             self.fail(error)
 
@@ -246,66 +225,6 @@ class Session:
                 complete = False
         return events, complete
 
-    def _arrive(self, events: list[Event], *, is_step: bool, complete: bool) -> None:
-        """Number a step's events and pass them to the disk, or drop them."""
-        if self._skip_steps:
-            # What --start-after leaves out stays out; why nothing follows is told.
-            events = [event for event in events if event["kind"] == _ENDED]
-        if self._skip_steps and not events:
-            self._skip_steps -= is_step
-            self._triggers.clear()
-            if not self._skip_steps:
-                self._retell(gap=False)
-            return
-        ended = [event for event in events if event["kind"] == _ENDED]
-        if not complete:
-            self._drop(1, len(events) - len(ended))
-            self._arrive_last(ended)
-            return
-        triggers = self._due_triggers()
-        events = [*self._ahead, *events, *(trigger.event for trigger in triggers)]
-        if not events:
-            return
-        self._ahead = []
-        new_part = self._new_part
-        keeps = bool(triggers) and self._may_keep()
-        for k, event in enumerate(events, self._i):
-            event["i"] = k
-        cost = sum(_cost(event) for event in events)
-        if not self._sink.offer(Group(events, cost, new_part, keeps)):
-            self._triggers.extendleft(reversed(triggers))
-            if len(events) > len(ended):
-                self._drop(1, len(events) - len(ended))
-            self._arrive_last(ended)
-            return
-        self._i += len(events)
-        self._taken_any = True
-        self._new_part = keeps or self._sink.part_due
-        if keeps:
-            self._kept_at = time.monotonic()
-        if self._new_part:
-            self._retell(gap=False)
-
-    def _arrive_last(self, ended: list[Event]) -> None:
-        """Pass on why the recording ends though its last step was dropped."""
-        if ended:
-            self._ahead = []
-            for k, event in enumerate(ended, self._i):
-                event["i"] = k
-            self._i += len(ended)
-            self._sink.offer(Group(ended, sum(map(_cost, ended)), is_last=True))
-
-    def _drop(self, steps: int, events: int) -> None:
-        """``steps`` with at least ``events`` are not recorded; the state is told again."""
-        self._i += max(1, events)
-        self.dropped_steps += steps
-        self.dropped_events += events
-        self._say_dropped()
-        if not self._taken_any:
-            # A trace that lost its beginning has no gap: it starts here, and its header says so.
-            self._starts_mid_run = True
-        self._retell(gap=self._taken_any and not self._new_part)
-
     def trigger(self, by: str, text: str = "", *, wait_s: float = 0.0) -> None:
         """Keep the ring as it is after this step, here and in the other ranks.
 
@@ -320,47 +239,12 @@ class Session:
         """
         if not self.active or by not in self.options.triggers:
             return
-        trigger = self._sink.pull(by, text)
-        if trigger is not None:
-            self._triggers.append(trigger)
+        self._keeper.pull(by, text)
         if wait_s:
             self.commit()
             if self._drainer is not None:
                 self._drainer.settle(wait_s)
             self._sink.settle(wait_s)
-
-    def _due_triggers(self) -> list[Trigger]:
-        """Triggers that came since the last step."""
-        while (heard := self._sink.heard()) is not None:
-            self._triggers.append(heard)
-        due = []
-        while self._triggers:
-            due.append(self._triggers.popleft())
-        return due
-
-    def _may_keep(self) -> bool:
-        if time.monotonic() - self._kept_at < _TRIGGER_REST_S:
-            return False
-        if self._sink.kept_rings < KEPT_RINGS:
-            return True
-        if not self._said_enough:
-            self._said_enough = True
-            log.warning("kvcanary: %d rings are kept already: the ring goes on", KEPT_RINGS)
-        return False
-
-    def _retell(self, *, gap: bool) -> None:
-        self._ahead = [event for state in self._states for event in state.retell(gap=gap)]
-
-    def _say_dropped(self) -> None:
-        now = time.monotonic()
-        if now - self._said_dropped >= _SAY_DROPPED_EVERY_S:
-            self._said_dropped = now
-            log.warning(
-                "kvcanary: %s: %d steps (%d events) not recorded so far",
-                _SLOW,
-                self.dropped_steps,
-                self.dropped_events,
-            )
 
     def fail(self, error: BaseException) -> None:
         """End the recording at this event because of a fault of its own; logs once."""
@@ -371,7 +255,7 @@ class Session:
         self._has_failed, self.active = True, False
         with contextlib.suppress(Exception):
             log.error("kvcanary: recording ends, the server runs on", exc_info=error)
-        ended = {"kind": _ENDED, "reason": _reason(error)}
+        ended = {"kind": ENDED, "reason": _reason(error)}
         before, self._items = self._items, []
         if self._drainer is not None and not on_drainer:
             try:
@@ -383,18 +267,18 @@ class Session:
             return
         # What is still queued would follow what the fault left out.
         self._ended = True
-        begun = self._i
+        begun = self._stream.position
         try:
             before = before if self._drainer is None else []
             events, complete = self._made(before)
             complete &= not self._incomplete
-            self._arrive([*events, ended], is_step=False, complete=complete)
+            self._stream.take([*events, ended], is_step=False, complete=complete)
         except Exception:
-            if self._i == begun:
+            if self._stream.position == begun:
                 # What was emitted before, or the state told again, is at fault itself.
-                self._ahead = []
+                self._stream.forget_ahead()
                 with contextlib.suppress(Exception):
-                    self._arrive([ended], is_step=False, complete=True)
+                    self._stream.take([ended], is_step=False, complete=True)
         finally:
             self._sink.close(timeout_s=0)
 
@@ -402,10 +286,10 @@ class Session:
         """Write what there is and finish the trace."""
         atexit.unregister(self.close)
         if self.active:
-            if self._skip_steps:
-                passed = self.options.start_after - self._skip_steps
+            if left := self._stream.steps_to_skip:
+                passed = self.options.start_after - left
                 after = f"--start-after {self.options.start_after}"
-                self.emit({"kind": _ENDED, "reason": f"{after}: only {passed} forwards ran"})
+                self.emit({"kind": ENDED, "reason": f"{after}: only {passed} forwards ran"})
             try:
                 self.commit()
             except Exception as error:
@@ -418,19 +302,13 @@ class Session:
                 # Whatever arrives from now on is not told any more.
                 self._ended = True
                 why = f"the device did not answer within {_CLOSE_S:.0f} s: {late} steps are missing"
-                self._arrive_last([{"kind": _ENDED, "reason": why}])
+                self._stream.take_last([{"kind": ENDED, "reason": why}])
         self._sink.close()
-        if self.dropped_steps:
-            log.warning(
-                "kvcanary: %d steps (%d events) were not recorded in all: %s",
-                self.dropped_steps,
-                self.dropped_events,
-                _SLOW,
-            )
+        self._stream.say_dropped()
 
 
 def _is_ended(item: Event | Deferred) -> TypeGuard[Event]:
-    return not isinstance(item, Deferred) and item["kind"] == _ENDED
+    return not isinstance(item, Deferred) and item["kind"] == ENDED
 
 
 def _reason(error: BaseException) -> str:
@@ -439,14 +317,6 @@ def _reason(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"[:MAX_REASON]
     except Exception:
         return type(error).__name__
-
-
-def _cost(event: Event) -> int:
-    """About what ``event`` takes in memory."""
-    return _EVENT_BYTES + sum(
-        getattr(value, "nbytes", 0) or (8 * len(value) if isinstance(value, list) else 0)
-        for value in event.values()
-    )
 
 
 def _trace_name(header: Mapping[str, Any]) -> str:

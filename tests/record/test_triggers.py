@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvcanary_cli.record import session as session_module
-from kvcanary_cli.record import sink, triggers
+from kvcanary_cli.record import keeping, sink, triggers
 from kvcanary_cli.record.triggers import TriggerFile, pull_on_signal
 from kvcanary_cli.trace.reader import open_trace
-from tests.record.helpers import Toy, events, kept, parts, replay, steps
+from tests.record.helpers import WAIT_S, Toy, events, kept, parts, replay, steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-WAIT_S = 60
 
 
 def _until(what: Callable[[], Any], toy: Toy | None = None) -> None:
@@ -37,7 +34,7 @@ def _until(what: Callable[[], Any], toy: Toy | None = None) -> None:
 
 @pytest.fixture
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "_TRIGGER_REST_S", 0.0)
+    monkeypatch.setattr(keeping, "_TRIGGER_REST_S", 0.0)
 
 
 def _told(trace: Path) -> list[dict[str, Any]]:
@@ -146,7 +143,10 @@ def test_a_storm_of_triggers_keeps_a_few_rings(tmp_path: Path, no_rest: None) ->
     assert len(_told(last)) == 5
 
 
-def test_reports_of_every_step_keep_one_ring(tmp_path: Path) -> None:
+def test_reports_of_every_step_keep_one_ring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "_TRIGGER_REST_S", WAIT_S)
     toy = Toy(tmp_path, ring_bytes=1 << 20, triggers=("canary",))
     for number in range(5):
         toy.session.trigger("canary", f"report {number}")
@@ -223,7 +223,8 @@ def test_sigusr2_to_the_recording_process_keeps_the_ring(
         stderr=subprocess.DEVNULL,
     )
     try:
-        _until(lambda: list(folder.glob("*/*.pt")))
+        _until(lambda: list(folder.glob("*/*.pt")) or process.poll() is not None)
+        assert process.poll() is None
         process.send_signal(signal.SIGUSR2)
         _until(lambda: kept(tmp_path))
         # The server knows no such signal and runs on.
