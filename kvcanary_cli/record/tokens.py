@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 KEY_BYTES = 32
-#: How long a rank waits for the one that makes the key: it writes right after it has the name.
-KEY_WAIT_S = 2.0
+#: How long a rank waits for the one that makes the key: it writes right after it has the name, but
+#: may have lost its CPU in between.
+KEY_WAIT_S = 10.0
 _KEY_POLL_S = 0.01
 #: Permissions of everybody but the owner.
 _OTHERS = 0o077

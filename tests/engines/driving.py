@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
+import random
+import signal
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Callable
-    from pathlib import Path
 
+#: Name of the file that tells how many forwards were begun by its size.
+COUNT = "begun"
+#: Moments at which runs are killed, in seconds from their first segment on.
+KILLS_S = tuple(random.Random(5).uniform(0.0, 2.0) for _ in range(4))
 #: CPU seconds of the engine's thread within the recorder's hooks.
 HOOK_S = [0.0]
 
@@ -65,6 +71,43 @@ def time_hooks(module: Any) -> None:
         ]
 
     module.hooks_of = timed_hooks
+
+
+class Count:
+    """How many forwards a run has begun, for whoever looks at it after its end: a byte for each."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = os.open(folder / COUNT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def note(self) -> None:
+        os.write(self._file, b".")
+
+
+class Killing:
+    """Ends a run hard at a moment that it does not choose, once some of it is on the disk."""
+
+    def __init__(self, child: int, path: Path) -> None:
+        """Prepare; only a run whose description has ``kill_after_s`` is ended.
+
+        Args:
+            child: Its process id.
+            path: Its description.
+        """
+        run = json.loads(path.read_text())
+        self._child, self._after_s = child, run.get("kill_after_s")
+        self._recording = run.get("record")
+        self._since: float | None = None
+
+    def look(self) -> None:
+        """End the run if it is time; called again and again until it has ended."""
+        if self._after_s is None:
+            return
+        if self._since is None:
+            if any(Path(self._recording).glob("*/*.pt")):
+                self._since = time.monotonic()
+        elif time.monotonic() - self._since >= self._after_s:
+            os.kill(self._child, signal.SIGKILL)
+            self._after_s = None
 
 
 def start(path: Path, execute: Callable[[Path], None]) -> int:

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 def main() -> None:
     import sglang
 
+    from tests.engines.server import finished
     from tests.engines.sglang_run import ON_CPU
     from tests.engines.tiny_model import make_model
 
@@ -28,8 +29,10 @@ def main() -> None:
     )
     sys.stdout.write(f"answers {len(outputs)}\n")
     sys.stdout.flush()
-    # The engine's processes are killed with this one: what they did in the last second is lost.
-    time.sleep(2)
+    # The engine's processes are killed with this one: what is not on the disk by then is lost.
+    recording = Path(os.environ["KVCANARY_RECORD"])
+    while finished(recording) < len(prompts):
+        time.sleep(0.1)
     os._exit(3)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.engines.driving import KILLS_S
+from tests.engines.environment import ROOT
+from tests.engines.server import end_group, free_port
 from tests.engines.setup_sglang import ENVIRONMENT
 from tests.engines.waiting import wait_until
 
@@ -132,16 +134,31 @@ RUNS: dict[str, dict[str, Any]] = {
         **_FAULT,
         **_SWA,
         "requests": 40,
-        "record_options": {**_SALTED, "ring_bytes": 100_000},
+        "disk": "quick",
+        "record_options": {**_SALTED, "ring_bytes": 200_000},
     },
-    "option_gaps": {**_FAULT, "record_options": {**_SALTED, "queue_bytes": 6_000}},
-    "option_full": {**_FAULT, "record_options": {"max_bytes": 60_000}},
+    "option_gaps": {
+        **_FAULT,
+        "disk": "slow",
+        "record_options": {**_SALTED, "queue_bytes": 6_000},
+    },
+    "option_full": {**_FAULT, "disk": "quick", "record_options": {"max_bytes": 60_000}},
     "option_fault": {
         **_FAULT,
         "fault": "swap_cells",
         "record_options": {**_SALTED, "start_after": 20},
     },
     **{f"fault_{fault}": {**_FAULT, "fault": fault} for fault in FAULTS},
+    # More requests than are ever served before the end.
+    **{
+        f"killed_{k}": {
+            **({} if k % 2 else _SWA),
+            "requests": 2000,
+            "kill_after_s": after_s,
+            "record_options": {**_SALTED, "kv_hash": "all"},
+        }
+        for k, after_s in enumerate(KILLS_S)
+    },
 }
 
 
@@ -152,7 +169,7 @@ class Run:
     Attributes:
         name: Its key in ``RUNS``.
         folder: Its files.
-        result: What the driver says.
+        result: What the driver says; nothing of a run that was killed.
         log: What the process printed.
     """
 
@@ -175,7 +192,10 @@ def engine_env(**extra: str) -> dict[str, str]:
         **os.environ,
         "PATH": os.pathsep.join([programs, os.environ.get("PATH", os.defpath)]),
         "SGLANG_USE_CPU_ENGINE": "1",
-        "PYTHONPATH": str(HERE / "stubs"),
+        # The project of these tests, wherever the environment was made for.
+        "PYTHONPATH": os.pathsep.join([str(HERE / "stubs"), str(ROOT)]),
+        # Seconds until a server that cannot answer yet counts as one that never will.
+        "SGLANG_HEALTH_CHECK_TIMEOUT": "900",
         # Compiled once: the setup leaves it to the first import, and there are many processes.
         "PYTHONDONTWRITEBYTECODE": "",
         # One thread: several spin against each other on a shared machine.
@@ -219,6 +239,7 @@ class Runner:
             "folder": str(folder),
             "record": str(folder / "run.kvtrace"),
             "record_options": {"tokens": "raw"},
+            "nccl_port": free_port(),
             **RUNS[name],
         }
         (folder / "run.json").write_text(json.dumps(description))
@@ -236,19 +257,23 @@ class Runner:
             def said() -> str:
                 return (log if log.exists() else self._base / "driver.txt").read_text()[-4000:]
 
+            killed = "kill_after_s" in RUNS[name]
+
             def is_done() -> bool:
+                if killed and (folder / "failed").exists():
+                    return True
                 assert not (folder / "failed").exists(), said()
                 assert self._driver.poll() is None, said()
                 return (folder / "result.json").exists()
 
             wait_until(is_done, self._base, said)
-            result = json.loads((folder / "result.json").read_text())
+            done = folder / "result.json"
+            result = json.loads(done.read_text()) if done.exists() else {}
             self._done[name] = Run(name, folder, result, log.read_text())
         return self._done[name]
 
     def close(self) -> None:
         """End the process, with the runs that nobody has waited for."""
         if self._driver.poll() is None:
-            os.killpg(self._driver.pid, signal.SIGKILL)
-            self._driver.wait()
+            end_group(self._driver)
         self._log.close()

@@ -30,6 +30,16 @@ _AT_ONCE = 8
 _HANDED_OUT = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _USUALLY_HANDED_OUT = (32_768, 60_999)
 _PORTS = range(10_000, 65_000)
+#: SGLang takes ports of its own from here, for its processes.
+_SGLANGS_OWN = range(22_000, 30_000)
+_dealt: set[int] = set()
+
+
+def end_group(process: subprocess.Popen[Any]) -> None:
+    """End ``process``, which leads a group of its own, and all that it has started there."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def way_in(way: str, python: Path, launch: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -93,15 +103,27 @@ def free_port() -> int:
     """A port that nobody listens at, and that nobody is handed while a server takes its time.
 
     The kernel hands out ports of a range of its own to whoever asks for any, as engines do all
-    the time: one of those, free now, may be taken before a server has started.
+    the time: one of those, free now, may be taken before a server has started. Nor is a port
+    given twice, here or in another process of these tests.
     """
     lowest, highest = _handed_out()
     kept = [port for port in _PORTS if not lowest <= port <= highest] or list(_PORTS)
-    for port in random.sample(kept, k=100):
+    number, count = _worker()
+    mine = [port for port in kept if port not in _SGLANGS_OWN and port % count == number]
+    for port in random.sample(mine, k=100):
+        if port in _dealt:
+            continue
         with socket.socket() as free, suppress(OSError):
             free.bind(("127.0.0.1", port))
+            _dealt.add(port)
             return port
     raise AssertionError("all of a hundred ports are in use")
+
+
+def _worker() -> tuple[int, int]:
+    """Which process of these tests this is, and how many there are."""
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % count, count
 
 
 def _handed_out() -> tuple[int, int]:
@@ -150,7 +172,7 @@ class Server:
     def _is_ready(self) -> bool:
         assert self._process.poll() is None, self.said()[-16_000:]
         try:
-            with urllib.request.urlopen(self._address("/health"), timeout=5) as answer:
+            with urllib.request.urlopen(self._address("/health"), timeout=60) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
@@ -185,11 +207,5 @@ class Server:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(STALLED_S)
-            except subprocess.TimeoutExpired:
-                # With the engine's other processes, which would go on without it.
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
+        # With the engine's other processes, which may go on without the first one.
+        end_group(self._process)

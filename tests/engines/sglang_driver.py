@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.engines.driving import start
+from tests.engines.driving import Killing, start
 from tests.engines.sglang_run import execute
 
 _POLL_S = 0.05
@@ -27,13 +27,14 @@ _POLL_S = 0.05
 def main() -> None:
     jobs = int(sys.argv[1]) if len(sys.argv) > 1 else 2
     warm_up()
-    running: dict[int, Path] = {}
+    running: dict[int, tuple[Path, Killing]] = {}
     waiting: list[Path] = []
     rest, is_open = b"", True
     while is_open or waiting or running:
         while waiting and len(running) < jobs:
             path = waiting.pop(0)
-            running[start(path, execute)] = path
+            child = start(path, execute)
+            running[child] = path, Killing(child, path)
         if is_open and select.select([0], [], [], 0 if running else None)[0]:
             read = os.read(0, 1 << 16)
             is_open = bool(read)
@@ -67,15 +68,19 @@ def warm_up() -> None:
     )
 
 
-def _reap(running: dict[int, Path]) -> None:
+def _reap(running: dict[int, tuple[Path, Killing]]) -> None:
     """Note which children have ended; waits a moment if none has."""
     if not running:
         return
+    for _path, killing in running.values():
+        killing.look()
     child, status = os.waitpid(-1, os.WNOHANG)
     if not child:
         time.sleep(_POLL_S)
         return
-    path = running.pop(child)
+    if child not in running:
+        return
+    path, _killing = running.pop(child)
     if not path.with_name("result.json").exists():
         path.with_name("failed").write_text(f"status {status}\n")
 

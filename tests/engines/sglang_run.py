@@ -14,13 +14,15 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from tests.engines.driving import HOOK_S, prompts_of, time_hooks
+from tests.engines.disk import catch_up, fall_behind
+from tests.engines.driving import HOOK_S, Count, prompts_of, time_hooks
 
 #: Fields of a run and their defaults.
 DESCRIPTION: dict[str, Any] = {
     "folder": "",
     "record": None,
     "record_options": {},
+    "disk": None,
     "server_args": {},
     "swa": False,
     "canary": False,
@@ -36,8 +38,10 @@ DESCRIPTION: dict[str, Any] = {
     "new_tokens": [8, 40],
     "ignore_eos": True,
     "gap": 3,
+    "kill_after_s": None,
     "fault": None,
     "fault_step": 40,
+    "nccl_port": None,
     "seed": 1,
 }
 #: Serving arguments with which SGLang serves the tiny model on a CPU.
@@ -68,9 +72,11 @@ def execute(path: Path) -> None:
         from kvcanary_cli.record.sglang import hooks, install
 
         time_hooks(hooks)
+        if run["disk"] == "slow":
+            fall_behind()
         recorder = install(run["record"], **run["record_options"])
     scheduler = build_scheduler(run, folder)
-    load = Load(scheduler, run)
+    load = Load(scheduler, run, recorder)
     scheduler.ingest_requests = load.ingest
     begun, process_begun = time.thread_time(), time.process_time()
     error = None
@@ -140,6 +146,7 @@ def build_scheduler(run: dict[str, Any], folder: Path) -> Any:
         "model_path": model,
         **ON_CPU,
         "random_seed": run["seed"],
+        "nccl_port": run["nccl_port"],
         "disable_overlap_schedule": True,
         "api_key": "sk-not-to-be-recorded",
         **run["server_args"],
@@ -162,8 +169,8 @@ def build_scheduler(run: dict[str, Any], folder: Path) -> Any:
 class Load:
     """Hands requests to the scheduler, plants a fault, and ends the loop when all is done."""
 
-    def __init__(self, scheduler: Any, run: dict[str, Any]) -> None:
-        self.scheduler, self.run = scheduler, run
+    def __init__(self, scheduler: Any, run: dict[str, Any], recorder: Any = None) -> None:
+        self.scheduler, self.run, self._recorder = scheduler, run, recorder
         self.random = random.Random(run["seed"])
         self.waiting = prompts_of(run, self.random)
         self.rounds = self.idle = self.forwards = self.retracted = 0
@@ -171,6 +178,7 @@ class Load:
         self.modes: dict[str, int] = {}
         self.truth: dict[str, Any] | None = None
         self._sent = 0
+        self._count = Count(Path(run["folder"]))
         runner = scheduler.tp_worker.model_runner
         self._forward = runner.forward
         runner.forward = self.forward
@@ -189,6 +197,8 @@ class Load:
         from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
         from sglang.srt.sampling.sampling_params import SamplingParams
 
+        if self.run["disk"] == "quick":
+            catch_up(self._recorder)
         self.rounds += 1
         if self.rounds > _MOST_ROUNDS:
             raise RuntimeError("the load is not served")
@@ -247,6 +257,7 @@ class Load:
 
     def forward(self, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Around ``ModelRunner.forward`` of this scheduler's runner."""
+        self._count.note()
         mode = forward_batch.forward_mode.name
         self.modes[mode] = self.modes.get(mode, 0) + 1
         if self.run["fault"] and self.truth is not None and not self.truth.get("planted", True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -39,5 +40,19 @@ def test_a_port_in_use_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
         taken.listen()
         used = taken.getsockname()[1]
         free = server.free_port()
+        server._dealt.discard(free)
         monkeypatch.setattr(server.random, "sample", lambda _, k: [used] * (k - 1) + [free])
         assert server.free_port() == free
+
+
+def test_no_port_is_given_twice_by_any_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", "3")
+    given = []
+    for worker in ("gw0", "gw1", "gw2"):
+        # Each process has dealt none yet, and draws the same.
+        monkeypatch.setenv("PYTEST_XDIST_WORKER", worker)
+        monkeypatch.setattr(server, "_dealt", set())
+        monkeypatch.setattr(server, "random", random.Random(1))
+        given += [server.free_port() for _ in range(40)]
+    assert len(set(given)) == len(given)
+    assert not set(given) & set(server._SGLANGS_OWN)

@@ -54,6 +54,7 @@ def _model(folder: Path) -> Path:
 def _launch(model: Path, port: int) -> list[str]:
     words = [str(ENVIRONMENT.python), "-m", "sglang.launch_server", "--model-path", str(model)]
     words += ["--host", "127.0.0.1", "--port", str(port), "--api-key", KEY]
+    words += ["--nccl-port", str(free_port())]
     for name, value in ON_CPU.items():
         flag = f"--{name.replace('_', '-')}"
         words += [flag] if value is True else [flag, str(value)]

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from kvcanary_cli.trace.reader import open_trace
+from tests.engines.driving import KILLS_S
+from tests.engines.killed import check
 from tests.engines.setup_vllm import ENVIRONMENT, VLLM
 from tests.engines.vllm_runs import RUNS, Run, engine_env, run_all
 from tests.record.helpers import events, replay, sound_verdict, steps
@@ -247,6 +249,14 @@ def _first_bad_step(done: Run, fault: str, truth: dict[str, Any]) -> int:
 def _writers(forward: dict[str, Any]) -> list[str]:
     counts = forward.get("extend_seq_lens") or [1] * len(forward["reqs"])
     return [req for req, count in zip(forward["reqs"], counts, strict=True) for _ in range(count)]
+
+
+@pytest.mark.parametrize("k", range(len(KILLS_S)))
+def test_a_killed_engine_core_leaves_what_was_sealed(
+    k: int, runs: dict[str, Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = runs[f"killed_{k}"]
+    check(done.folder, done.trace, capsys)
 
 
 def test_without_the_variable_the_engine_is_not_touched() -> None:

@@ -19,13 +19,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.engines.driving import HOOK_S, prompts_of, start, time_hooks
+from tests.engines.disk import fall_behind
+from tests.engines.driving import HOOK_S, Count, Killing, prompts_of, start, time_hooks
 
 #: Fields of a run and their defaults.
 DESCRIPTION: dict[str, Any] = {
     "folder": "",
     "record": None,
     "record_options": {},
+    "disk": None,
     "engine_args": {},
     "requests": 40,
     "prefix_families": 4,
@@ -37,18 +39,24 @@ DESCRIPTION: dict[str, Any] = {
     "new_tokens": [8, 40],
     "gap": 3,
     "abort_every": 0,
+    "kill_after_s": None,
     "fault": None,
     "fault_step": 40,
     "seed": 1,
 }
-_STEPS_AT_MOST = 5000
+_STEPS_AT_MOST = 100_000
+_POLL_S = 0.02
 
 
 def main() -> None:
     import vllm  # noqa: F401 - so that every run finds it imported
 
-    for path in sys.argv[1:]:
-        os.waitpid(start(Path(path), drive), 0)
+    for path in map(Path, sys.argv[1:]):
+        child = start(path, drive)
+        killing = Killing(child, path)
+        while not os.waitpid(child, os.WNOHANG)[0]:
+            killing.look()
+            time.sleep(_POLL_S)
 
 
 def drive(path: Path) -> None:
@@ -59,6 +67,8 @@ def drive(path: Path) -> None:
         from kvcanary_cli.record.vllm import hooks, install
 
         time_hooks(hooks)
+        if run["disk"] == "slow":
+            fall_behind()
         recorder = install(run["record"], **run["record_options"])
     engine = build_engine(run)
     load = Load(engine, run)
@@ -134,6 +144,7 @@ class Load:
         self.tokens: dict[str, list[int]] = {}
         self.truth: dict[str, Any] | None = None
         self._sent = 0
+        self._count = Count(Path(run["folder"]))
         self._forward = self.runner._model_forward
         self.runner._model_forward = self.forward
         preempt = self.scheduler._preempt_request
@@ -191,6 +202,7 @@ class Load:
             from tests.engines.vllm_faults import plant_in_batch
 
             plant_in_batch(self, kwargs["positions"])
+        self._count.note()
         self.launches += 1
         counts = self.runner.num_scheduled_tokens.np[: self.runner.input_batch.num_reqs]
         self.drafted += int((counts > 1).sum())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.engines.driving import KILLS_S
+from tests.engines.environment import ROOT
+from tests.engines.server import end_group, free_port
 from tests.engines.setup_vllm import ENVIRONMENT
 from tests.engines.waiting import wait_until
 
@@ -110,8 +112,22 @@ RUNS: dict[str, dict[str, Any]] = {
             "kv_hash_every": 3,
         },
     },
-    "option_gaps": {"requests": 24, "record_options": {"kv_hash": "all", "queue_bytes": 6_000}},
+    "option_gaps": {
+        "requests": 24,
+        "disk": "slow",
+        "record_options": {"kv_hash": "all", "queue_bytes": 6_000},
+    },
     **{f"fault_{fault}": {**_FAULT, "fault": fault} for fault in FAULTS},
+    # More requests than are ever served before the end.
+    **{
+        f"killed_{k}": {
+            "requests": 2000,
+            "kill_after_s": after_s,
+            "engine_args": {"enable_prefix_caching": bool(k % 2)},
+            "record_options": {"kv_hash": "all"},
+        }
+        for k, after_s in enumerate(KILLS_S)
+    },
 }
 
 
@@ -122,7 +138,7 @@ class Run:
     Attributes:
         folder: Its files.
         trace: The trace of its rank.
-        result: What the driver says.
+        result: What the driver says; nothing of a run that was killed.
         log: What the process printed.
     """
 
@@ -136,6 +152,12 @@ def engine_env(**extra: str) -> dict[str, str]:
     """The environment that vLLM needs on this kind of machine."""
     return {
         **os.environ,
+        # The project of these tests, wherever the environment was made for.
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).strip(
+            os.pathsep
+        ),
+        # Where its processes meet; else one that the kernel may hand out again meanwhile.
+        "VLLM_PORT": str(free_port()),
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
@@ -174,14 +196,14 @@ def run_all(base: Path) -> dict[str, Run]:
         wait_until(lambda: driver.poll() is not None, base, said)
     finally:
         if driver.poll() is None:
-            os.killpg(driver.pid, signal.SIGKILL)
+            end_group(driver)
     assert driver.returncode == 0, said()
-    return {name: _load(base / name) for name in RUNS}
+    return {name: _load(base / name, run) for name, run in RUNS.items()}
 
 
-def _load(folder: Path) -> Run:
+def _load(folder: Path, run: dict[str, Any]) -> Run:
     log = (folder / "log.txt").read_text()
     result = folder / "result.json"
-    assert result.exists(), log[-4000:]
+    assert result.exists() or "kill_after_s" in run, log[-4000:]
     (trace,) = (folder / "run.kvtrace").glob("*.kvtrace")
-    return Run(folder, trace, json.loads(result.read_text()), log)
+    return Run(folder, trace, json.loads(result.read_text()) if result.exists() else {}, log)

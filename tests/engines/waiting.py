@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+_now = time.monotonic
 _POLL_S, _LOOK_S = 0.2, 5.0
 #: What has written nothing for so long hangs; importing an engine writes nothing for minutes.
 STALLED_S = 900.0
@@ -26,11 +27,11 @@ class Patience:
         """
         self._folder, self._stalled_s = folder, stalled_s
         self._seen = self._look()
-        self._since = self._looked = time.monotonic()
+        self._since = self._looked = _now()
 
     def is_over(self) -> bool:
         """Whether nothing has changed for too long; looks now and then only."""
-        now = time.monotonic()
+        now = _now()
         if now - self._looked < min(_LOOK_S, self._stalled_s):
             return False
         seen, self._looked = self._look(), now

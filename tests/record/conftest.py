@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.record.fake_sglang import write_package
+from tests.record.helpers import WAIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +46,7 @@ def python(engine_env: dict[str, str]) -> Callable[..., subprocess.CompletedProc
             env=env,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=WAIT_S,
             check=False,
             **kwargs,
         )

@@ -15,7 +15,7 @@ import pytest
 from kvcanary_cli.record.launch import HOOK_FOLDER
 from kvcanary_cli.trace.reader import open_trace
 from tests.record.fake_sglang import write_package
-from tests.record.helpers import events, parts, replay, steps
+from tests.record.helpers import WAIT_S, events, parts, replay, steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ def _run(
     env: dict[str, str], command: list[str], **kwargs: object
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=120, check=False, **kwargs
+        command, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False, **kwargs
     )  # type: ignore[call-overload,no-any-return]
 
 
@@ -225,7 +225,7 @@ def test_signals_reach_the_command(
         "import signal, sys, time\n"
         f"signal.signal({int(number)}, lambda n, f: sys.exit(40 + n))\n"
         "print('ready', flush=True)\n"
-        "time.sleep(60)\n"
+        f"time.sleep({WAIT_S})\n"
     )
     process = subprocess.Popen(
         _record(tmp_path, sys.executable, "-c", code),
@@ -237,7 +237,7 @@ def test_signals_reach_the_command(
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
-    assert process.wait(60) == 40 + number
+    assert process.wait(WAIT_S) == 40 + number
     process.stdout.close()
 
 

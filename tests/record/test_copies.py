@@ -18,14 +18,13 @@ from kvcanary_cli.record.ledger import FREE, UNKNOWN, Ledger
 from kvcanary_cli.record.options import RecordOptions
 from kvcanary_cli.record.session import Session, StepIncompleteError
 from kvcanary_cli.record.shadows import LutShadow, TableShadow
-from tests.record.helpers import HEADER, SLOTS, events, parts
+from tests.record.helpers import HEADER, SLOTS, WAIT_S, events, parts
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-WAIT_S = 60.0
 NOT_THERE = -999
 
 
@@ -276,6 +275,7 @@ def test_a_device_that_hangs_does_not_hang_the_end(
     session = _session(tmp_path, device)
     session.emit(_finish("before"))
     session.commit()
+    assert session._drainer.settle(WAIT_S)  # type: ignore[union-attr]
     session.defer(_told, [1])
     session.commit()
     session.close()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvcanary_cli.trace import folder_writer
-from tests.record.helpers import Toy, events, parts, replay, steps
+from tests.record.helpers import WAIT_S, Toy, events, parts, replay, steps
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,11 +79,12 @@ def test_kill_at_random_moments_leaves_readable_traces(
         pid, name = line.split()
         folder = tmp_path / name
         while not list(folder.glob("run.kvtrace/*/*.pt")):
+            assert process.poll() is None
             time.sleep(0.005)
         time.sleep(rng.random() * 0.25)
         os.kill(int(pid), signal.SIGKILL)
     process.stdout.close()
-    assert process.wait(60) == 0
+    assert process.wait(WAIT_S) == 0
     folders = sorted(tmp_path.iterdir())
     assert len(folders) == KILLS
     for number, folder in enumerate(folders):
@@ -109,7 +110,7 @@ def test_a_full_disk_ends_the_recording_only(tmp_path: Path, engine_env: dict[st
         env=engine_env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=WAIT_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -144,11 +145,11 @@ def test_a_disk_that_fills_up_is_the_last_word(
     toy = Toy(tmp_path)
     for _ in range(20):
         toy.step()
-    assert toy.session._sink.settle(60)
+    assert toy.session._sink.settle(WAIT_S)
     disk.room = 4000 if fits else 0
     for _ in range(300):
         toy.step()
-    toy.session._sink.settle(60)
+    toy.session._sink.settle(WAIT_S)
     toy.step()
     assert not toy.session.active
     toy.session.close()

@@ -10,7 +10,7 @@ import pytest
 from kvcanary_cli.record.options import RecordOptions
 from kvcanary_cli.record.session import Session, StepIncompleteError
 from kvcanary_cli.record.sink import Sink
-from tests.record.helpers import HEADER, events, parts, replay
+from tests.record.helpers import HEADER, WAIT_S, events, parts, replay
 from tests.record.test_copies import Device
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     opened, write = threading.Event(), Sink._write_group
 
     def later(sink: Sink, group: Any) -> None:
-        assert opened.wait(60)
+        assert opened.wait(WAIT_S)
         write(sink, group)
 
     monkeypatch.setattr(Sink, "_write_group", later)
@@ -65,14 +65,14 @@ def test_the_last_event_says_why_whatever_is_dropped(
         session.emit({"kind": "finish", "req": f"r{k}"})
         session.commit(step=True)
         if session._drainer is not None:
-            assert session._drainer.settle(60)
+            assert session._drainer.settle(WAIT_S)
         if session.dropped_steps or not full:
             break
     assert bool(session.dropped_steps) == full
     pending(session)
     session.fail(RuntimeError("a fault"))
     if session._drainer is not None:
-        session._drainer.close(60)
+        session._drainer.close(WAIT_S)
     gate.set()
     session.close()
     (trace,) = parts(tmp_path)

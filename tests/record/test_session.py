@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kvcanary_cli.record import sink
 from kvcanary_cli.trace.folder_writer import FolderWriter
 from kvcanary_cli.trace.reader import open_trace
-from tests.record.helpers import Toy, events, parts, replay, steps
+from tests.record.helpers import WAIT_S, Toy, events, parts, replay, steps
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +46,7 @@ def test_a_full_queue_drops_whole_steps_and_goes_on(
     write = FolderWriter.write_event
 
     def slow(self: FolderWriter, event: dict[str, Any]) -> None:
-        assert disk.wait(60)
+        assert disk.wait(WAIT_S)
         write(self, event)
 
     monkeypatch.setattr(FolderWriter, "write_event", slow)
@@ -131,7 +131,7 @@ def test_a_ring_of_minutes_begins_anew_by_the_clock(
     toy = Toy(tmp_path, ring_seconds=60)
     for _ in range(10):
         toy.step()
-        toy.session._sink.settle(60)
+        toy.session._sink.settle(WAIT_S)
         now[0] += 10.0
     toy.session.close()
     # A part is full half the time behind its first step; of steps 0-3, 4-7, 8-9 the last two stay.
@@ -145,7 +145,7 @@ def test_a_ring_of_minutes_stays_within_max_bytes(
     toy = Toy(tmp_path, ring_seconds=3600, max_bytes=300_000)
     while toy.session._sink._part_number < 4:
         toy.step()
-        toy.session._sink.settle(60)
+        toy.session._sink.settle(WAIT_S)
     assert toy.session.active
     toy.session.close()
     assert len(parts(tmp_path)) <= 2
@@ -154,7 +154,7 @@ def test_a_ring_of_minutes_stays_within_max_bytes(
 def test_a_trace_that_was_not_closed_says_what_a_kill_costs(tmp_path: Path) -> None:
     toy = Toy(tmp_path)
     toy.step()
-    toy.session._sink.settle(60)
+    toy.session._sink.settle(WAIT_S)
     (trace,) = parts(tmp_path)
     (note,) = [n for n in replay(trace).replay.coverage.notes if "has not closed" in n]
     assert "at most the last 1 s of events" in note
@@ -200,7 +200,7 @@ def test_an_event_that_the_format_refuses_does_not_reach_the_engine(
     toy.step()
     toy.session.emit({"kind": "free", "owner": 7, "slots": [1]})
     toy.session.commit()
-    toy.session._sink._thread.join(30)
+    toy.session._sink._thread.join(WAIT_S)
     toy.step()
     toy.session.close()
     assert not toy.session.active

@@ -21,7 +21,7 @@ from kvcanary_cli.record.options import RecordOptions
 from kvcanary_cli.record.session import Session
 from kvcanary_cli.record.shadows import HistoryShadow
 from kvcanary_cli.record.tokens import KEY_BYTES, TokenCoder, key_path, load_key
-from tests.record.helpers import HEADER, events, parts
+from tests.record.helpers import HEADER, WAIT_S, events, parts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,7 +91,7 @@ def test_ranks_that_start_at_once_share_one_key(tmp_path: Path) -> None:
         assert rank.stdin is not None
         rank.stdin.write("go\n")
         rank.stdin.flush()
-    keys = {rank.communicate(timeout=60)[0] for rank in ranks}
+    keys = {rank.communicate(timeout=WAIT_S)[0] for rank in ranks}
     assert keys == {path.read_bytes().hex() + "\n"}
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -105,7 +105,10 @@ def test_no_link_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(load_key(tmp_path / "k")) == KEY_BYTES
 
 
-def test_a_key_that_is_still_being_written_is_waited_for(tmp_path: Path) -> None:
+def test_a_key_that_is_still_being_written_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "KEY_WAIT_S", WAIT_S)
     path = tmp_path / "k"
     path.touch(mode=0o600)
     writer = threading.Timer(0.2, path.write_bytes, (b"x" * KEY_BYTES,))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.record.helpers import WAIT_S
 from tests.record.vllm.fake_vllm import write_package
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def python(fake_vllm: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
             env=env,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=WAIT_S,
             check=False,
             **kwargs,
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvcanary_cli.trace.reader import open_trace
-from tests.record.helpers import events, parts, replay, steps
+from tests.record.helpers import WAIT_S, events, parts, replay, steps
 from tests.record.vllm import fake_server
 from tests.record.vllm.conftest import environment
 from tests.record.vllm.fake_vllm import write_package
@@ -275,7 +275,7 @@ def test_the_command_records_a_server(tmp_path: Path, fake_vllm: Path) -> None:
         env=environment(fake_vllm),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=WAIT_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
