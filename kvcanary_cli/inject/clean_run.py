@@ -65,6 +65,15 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
+class Named:
+    """A table cell that map event ``at`` set to a slot."""
+
+    at: int
+    row: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tenancy:
     """From an alloc to the free that ends it (None = never); ``owner`` at the start."""
 
@@ -280,6 +289,24 @@ class CleanRun:
                 if position < batch_row.prefix:
                     out.append(Read(at, batch_row.b, position))
         return sorted(out, key=lambda r: (r.at, r.b, r.position))
+
+    def first_use(self, named: Named, after: int, until: int | None, but: str = "") -> int | None:
+        """The first forward behind ``after`` and before ``until`` (None = the end) that uses a cell
+        as ``named`` set it, reading or writing there; batch rows of ``but`` do not count."""
+        stop = len(self.events) if until is None else until
+        end = min(stop, self._set_again(named.row, named.position, named.at, stop))
+        forwards = self._row_forwards.get(named.row, [])
+        first = bisect_right(forwards, max(after, named.at), key=lambda f: f[0])
+        for at, batch_row in forwards[first:]:
+            if at >= end:
+                break
+            if named.position < batch_row.prefix + batch_row.count and batch_row.req != but:
+                return at
+        return None
+
+    def named(self, slot: int) -> Iterator[Named]:
+        """The cells that were ever set to ``slot``, in order."""
+        return (Named(*cell) for cell in self._named.get(slot, []))
 
     def _set_again(self, row: int, position: int, after: int, stop: int) -> int:
         """Place of the next map event that sets a cell behind ``after``; ``stop`` = none before."""

@@ -120,12 +120,49 @@ def _given_away(run: CleanRun, hand: _Handover) -> Planted:
     """The taker gets the stolen page; nothing is freed yet."""
     edits = Edits(run.events)
     substitute(edits, hand.alloc, hand.end, hand.slots)
+    _name_anew(run, edits, hand)
     return Planted(
         edits=edits,
         slots=set(hand.slots.values()),
         causes=[hand.alloc],
         culprits={hand.taker},
     )
+
+
+def _name_anew(run: CleanRun, edits: Edits, hand: _Handover) -> None:
+    """Set the cells that the clean run had no need to set, for they named the slot already.
+
+    A request that gets a slot again which its row still names from before has no map event of it;
+    with another slot it has one, and so has who gets the old one behind it.
+    """
+    cells: dict[tuple[int, int], dict[int, int]] = {}
+    for slot, stolen in hand.slots.items():
+        for named in run.named(slot):
+            within = named.at > hand.alloc and (hand.end is None or named.at <= hand.end)
+            if named.at < hand.alloc:
+                use = run.first_use(named, hand.alloc, hand.end)
+                if use is not None:
+                    cells.setdefault((use, named.row), {})[named.position] = stolen
+                    within = True
+            if within and hand.end is not None:
+                use = run.first_use(named, hand.end, None, but=hand.taker)
+                if use is not None:
+                    cells.setdefault((use, named.row), {})[named.position] = slot
+    for (use, row), named_there in sorted(cells.items()):
+        for start, slots in _stretches(named_there):
+            event = {"kind": "map", "row": row, "start": start, "slots": slots}
+            edits.insert(run.before_forward(use), event)
+
+
+def _stretches(cells: dict[int, int]) -> list[tuple[int, list[int]]]:
+    """Neighbouring positions together: the first one, and their slots."""
+    out: list[tuple[int, list[int]]] = []
+    for position in sorted(cells):
+        if out and position == out[-1][0] + len(out[-1][1]):
+            out[-1][1].append(cells[position])
+        else:
+            out.append((position, [cells[position]]))
+    return out
 
 
 def _drawn(run: CleanRun, rng: random.Random) -> _Handover | None:
