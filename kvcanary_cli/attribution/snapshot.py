@@ -174,13 +174,17 @@ class Snapshots:
         )
 
     def _noted(self, finding: Finding) -> FindingFacts | None:
-        """The scene of the broken rule that a finding without violations stands for."""
+        """The scene of the broken rule that a finding without violations stands for.
+
+        Where several broke it, that of the victim.
+        """
         if finding.violations or finding.cause_event is None:
             return None
         for event in (finding.corrupting_event, finding.cause_event):
-            for slots, facts in self._broken.get(NEVER if event is None else event, ()):
-                if slots & finding.slots:
-                    return facts
+            noted = self._broken.get(NEVER if event is None else event, ())
+            scenes = [facts for slots, facts in noted if slots & finding.slots]
+            if scenes:
+                return next((facts for facts in scenes if facts.reader == finding.victim), scenes[0])
         return None
 
     def _life(

@@ -98,3 +98,46 @@ def test_what_all_share_is_the_first_readers() -> None:
     assert list(finding.blast_radius) == ["A", "B"]
     assert finding.facts is not None
     assert (finding.facts.others, finding.facts.not_met) == ((), frozenset())
+
+
+@pytest.mark.parametrize("order", ["ABC", "BAC", "CBA", "BCA", "CAB"])
+def test_the_scene_is_the_victims_where_a_rule_was_broken_by_several(order: str) -> None:
+    """A and B read cached slots in the forward in which C, who was given them, writes them."""
+    owned = {"kind": "own", "from": "A", "owner": "tree", "slots": [1, 2, 3]}
+    events = [*life("A", [11, 12, 13], [1, 2, 3], row=1, step=1), owned]
+    events += [
+        {"kind": "history", "req": "B", "start": 0, "ids": [11, 12, 13]},
+        {"kind": "map", "row": 2, "start": 0, "slots": [1, 2, 3]},
+        {"kind": "free", "owner": "C", "slots": [1, 2, 3]},
+        {"kind": "history", "req": "C", "start": 0, "ids": [31, 32, 33]},
+        {"kind": "alloc", "owner": "C", "slots": [1, 2, 3]},
+        {"kind": "map", "row": 3, "start": 0, "slots": [1, 2, 3]},
+    ]
+    for req, row, slot in (("A", 1, 41), ("B", 2, 42)):
+        events += decode(req, 14, slot, row=row, position=3, step=9)[:-1]
+    rows = {
+        "A": {"row": 1, "prefix": 3, "ids": [14], "slots": [41]},
+        "B": {"row": 2, "prefix": 3, "ids": [14], "slots": [42]},
+        "C": {"row": 3, "prefix": 0, "ids": [31, 32, 33], "slots": [1, 2, 3]},
+    }
+    batch = [rows[req] for req in order]
+    lengths = [len(row["ids"]) for row in batch]
+    forward = {
+        "kind": "forward",
+        "step": 9,
+        "forward_mode": "MIXED",
+        "reqs": list(order),
+        "req_pool_indices": [row["row"] for row in batch],
+        "seq_lens": [row["prefix"] + n for row, n in zip(batch, lengths, strict=True)],
+        "extend_prefix_lens": [row["prefix"] for row in batch],
+        "extend_seq_lens": lengths,
+        "input_ids": [token for row in batch for token in row["ids"]],
+        "positions": [row["prefix"] + k for row in batch for k in range(len(row["ids"]))],
+        "out_cache_loc": [slot for row in batch for slot in row["slots"]],
+    }
+    (finding,) = diagnose(HEAD, numbered([*events, forward])).findings
+    first = next(req for req in order if req != "C")
+    assert (finding.cls, finding.victim) == ("double_alloc", first)
+    facts = finding.facts
+    assert facts is not None
+    assert (facts.reader, facts.row, facts.prefix) == (first, rows[first]["row"], 3)
