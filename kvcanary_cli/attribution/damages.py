@@ -117,4 +117,4 @@ def row_offset(forward: Forward, row: int) -> int:
     mine = np.flatnonzero(forward.token_row == batch_row[0])
     if not len(mine):
         return 0
-    return int(forward.positions[mine[0]] - forward.true_positions[mine[0]])
+    return int(forward.positions[mine[0]]) - int(forward.true_positions[mine[0]])

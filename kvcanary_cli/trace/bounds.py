@@ -34,6 +34,8 @@ class Bounds:
         # No token lives behind the end of its row; the last sampled one may be named there.
         self.history_start = Range(0, pool.row_len, "a position")
         self.natural = Range(0, INT64_MAX, "a number")
+        #: What the ledger keeps of a step, in 32 bits; a server needs years for that many.
+        self.step = Range(0, (1 << 31) - 1, "a step")
         self.count = Range(1, (1 << 31) - 1, "a number")
 
     def slot_in(self, pool: str | None) -> Range | None:

@@ -93,7 +93,7 @@ def _check_map(view: KindView, bounds: Bounds) -> None:
     view.fail_first(
         count > bounds.row_len - start,
         lambda row: (
-            f"writes cells {start[row]} to {start[row] + count[row] - 1}, "
+            f"writes cells {start[row]} to {int(start[row]) + int(count[row]) - 1}, "
             f"expected them below {bounds.row_len} (pool.row_len)"
         ),
         lambda row: OutOfRange(

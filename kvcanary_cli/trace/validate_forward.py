@@ -41,6 +41,7 @@ def check_forwards(view: KindView, bounds: Bounds) -> None:
     """Check all forwards of a segment; a row that is malformed hides the rows after it."""
     view.check_names("forward_mode", MODES)
     view.check_names("worker", WORKERS)
+    view.check_range("step", bounds.step)
     view.check_range("draft_step", bounds.natural)
     mode = _modes(view)
     bad = [
