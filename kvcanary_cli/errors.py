@@ -6,6 +6,8 @@ prints them.
 
 from __future__ import annotations
 
+import errno
+
 EXIT_CLEAN = 0
 EXIT_FOUND = 1
 EXIT_USAGE = 2
@@ -49,6 +51,8 @@ class NothingCheckedError(KvCanaryError):
     exit_code = EXIT_NOTHING_CHECKED
 
 
+# Of a write: no space, no quota, larger than files may be.
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _REPORT = (
     "this is a bug in kvcanary; please report it with the command and, if you may share it, the "
     "trace (kvcanary --debug ... shows the traceback)"
@@ -63,6 +67,11 @@ def as_known(error: Exception) -> KvCanaryError:
         return InputError(
             "out of memory: this input needs more than the machine has free",
             hint="cut the trace first (kvcanary trace cut --help), or use a larger machine",
+        )
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return InputError(
+            f"{error.filename or 'stdout'}: cannot be written: {error.strerror}",
+            hint="make room there, or write to another place",
         )
     return KvCanaryError(f"internal error: {type(error).__name__}: {error}", hint=_REPORT)
 

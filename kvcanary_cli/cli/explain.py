@@ -57,7 +57,7 @@ def explain(
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[CODE | MESSAGE]...",
+            metavar="CODE|MESSAGE",
             help="Codes such as KVC-B03 in any case, or a message as it was copied, in quotes; "
             "- reads the message from stdin.",
             show_default=False,
@@ -243,10 +243,23 @@ def _print_explanations(out: Output, what: list[str], as_json: bool) -> int:
     return EXIT_NOTHING_CHECKED if unmatched else EXIT_CLEAN
 
 
+def _named_class(text: str) -> str | None:
+    """The root-cause class that a text names, as a report's lines do, None = none."""
+    from kvcanary_cli.attribution.result import CLASSES
+
+    words = (word.strip(_AROUND_CODES).replace("-", "_").lower() for word in text.split())
+    return next((word for word in words if word in CLASSES), None)
+
+
 def _warn_unmatched(out: Output, text: str, nearest: list[Entry]) -> None:
     from kvcanary_cli.report.explain_text import suggestion_lines
     from kvcanary_cli.report.words import safe
 
+    cls = _named_class(text)
+    if cls is not None:
+        out.warn(f"'{cls}' is a root-cause class of a finding, not a message of the canary")
+        out.note(f"kvcanary replay --explain-class {cls} explains it")
+        return
     shown = " ".join(text.split())
     shown = safe(shown if len(shown) <= _SHOWN else shown[:_SHOWN] + " ...")
     if not nearest:

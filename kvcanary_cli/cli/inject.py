@@ -21,7 +21,9 @@ EPILOG = (
 def inject(
     trace: Annotated[
         Path | None,
-        typer.Argument(help="A clean trace: .jsonl, .jsonl.zst, .pt, a .kvtrace folder."),
+        typer.Argument(
+            metavar="TRACE", help="A clean trace: .jsonl, .jsonl.zst, .pt, a .kvtrace folder."
+        ),
     ] = None,
     output: Annotated[
         Path | None,

@@ -73,10 +73,14 @@ class Output:
         """Print a renderable; strings are printed as they are, without markup."""
         if self._closed:
             return
+        # Lines for grep and for copying stay one line: the terminal folds them, not we.
+        whole = isinstance(what, str) or getattr(what, "no_wrap", None) is True
         try:
-            self._console.print(what, markup=False, soft_wrap=isinstance(what, str))
+            self._console.print(what, markup=False, soft_wrap=whole)
         except (_PipeClosedError, BrokenPipeError):
             self._close_pipe()
+        except OSError as error:
+            self._refused(error)
 
     def write(self, parts: Iterable[str]) -> None:
         """Write text as it is (JSON and its kin)."""
@@ -89,6 +93,8 @@ class Output:
             target.flush()
         except BrokenPipeError:
             self._close_pipe()
+        except OSError as error:
+            self._refused(error)
 
     def note(self, text: str) -> None:
         """A remark on stderr, unless quiet."""
@@ -103,6 +109,16 @@ class Output:
         self.stderr.print(f"error: {error.message}", markup=False, soft_wrap=True, style="bold red")
         if error.hint:
             self.stderr.print(f"help: {error.hint}", markup=False, soft_wrap=True)
+
+    def _refused(self, error: OSError) -> None:
+        """Stdout takes no more (a full disk behind ``>``), or a file, which its opener names."""
+        if self._file is not None:
+            raise error
+        self._close_pipe()
+        raise InputError(
+            f"stdout: cannot be written: {error.strerror or error}",
+            hint="what was printed is not whole; write to another place",
+        ) from error
 
     def _close_pipe(self) -> None:
         self._closed = True

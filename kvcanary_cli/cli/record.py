@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -52,6 +52,9 @@ class TriggerName(StrEnum):
 
 class RecordCommand(LaunchCommand):
     """A command whose ``--`` precedes the server's own command."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "-- COMMAND..."]
 
 
 def _bytes(text: str | None, option: str) -> int:

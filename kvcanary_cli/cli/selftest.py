@@ -28,7 +28,10 @@ class MatrixFormat(StrEnum):
 
 def selftest(
     trace: Annotated[
-        Path, typer.Argument(help="A clean trace: .jsonl, .jsonl.zst, .pt, a .kvtrace folder.")
+        Path,
+        typer.Argument(
+            metavar="TRACE", help="A clean trace: .jsonl, .jsonl.zst, .pt, a .kvtrace folder."
+        ),
     ],
     seeds: Annotated[int, typer.Option(min=1, help="Faults of each kind, all different.")] = 10,
     kinds: Annotated[
@@ -54,7 +57,7 @@ def selftest(
 
     wanted = [name.strip() for name in (kinds or "").split(",") if name.strip()]
     for name in wanted:
-        fault_kind(name)
+        fault_kind(name, option="--kinds")
     with result_output(output, quiet=quiet) as out:
         matrix = run_selftest(
             load_run(str(trace)),

@@ -42,7 +42,7 @@ class FormatName(StrEnum):
 Sources = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="SOURCE...",
+        metavar="SOURCE",
         help="YAML configuration, script or file with a launch command, server log, server-info "
         "JSON, - for stdin, or -- COMMAND. Several are merged, later ones win.",
         show_default=False,

@@ -42,8 +42,8 @@ def load_run(path: str) -> CleanRun:
     return run
 
 
-def fault_kind(name: str) -> FaultKind:
-    """The kind called ``name``.
+def fault_kind(name: str, *, option: str = "--fault") -> FaultKind:
+    """The kind called ``name``, which ``option`` gave.
 
     Raises:
         UsageError: There is none.
@@ -51,7 +51,7 @@ def fault_kind(name: str) -> FaultKind:
     kind = KINDS.get(name)
     if kind is None:
         raise UsageError(
-            f"--fault {name}: there is no such kind", hint="`kvcanary inject --list` names them"
+            f"{option} {name}: there is no such kind", hint="`kvcanary inject --list` names them"
         )
     return kind
 

@@ -73,7 +73,8 @@ def info_lines(info: TraceInfo) -> Iterator[str]:
     yield from _table([(printable(name), f"{count:,}") for name, count in info.events.items()])
     yield from _activity(info)
     yield from _pool_use(info)
-    yield _line("in memory", "by family")
+    if info.families:
+        yield _line("in memory", "by family")
     yield from _table(
         [
             (name, f"{bytes_text(size.size_bytes)} ({plural(size.values, 'value')})")

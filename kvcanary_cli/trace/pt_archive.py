@@ -78,7 +78,8 @@ class PtArchive:
                 raise TraceError(
                     self._name,
                     f"the record '{info.filename}' is compressed, expected what torch.save writes",
-                    hint="write the trace again with `kvcanary trace convert`",
+                    hint="is this file a trace? a .pt that was zipped again must be written again "
+                    "by `torch.save`",
                 )
             records[info.filename] = info
         return records

@@ -219,3 +219,17 @@ def test_the_catalogue_needs_no_terminal_and_no_models() -> None:
 def test_help_ends_with_examples(run: Run) -> None:
     text = run("explain", "--help").out
     assert text[text.index("Examples:") :].count("kvcanary explain") >= 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "use_after_free",
+        "late-write",
+        "SUMMARY: kvcanary: double-alloc free_by_non_owner victim=A writer=B cause_event=1",
+    ],
+)
+def test_a_class_of_findings_is_led_to_its_page(text: str, run: Run) -> None:
+    ran = run("explain", text)
+    assert ran.code == 5
+    assert "kvcanary replay --explain-class" in ran.err

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.attribution.events import HEAD, life, numbered
-from tests.cli.conftest import ROOT, Ran
+from tests.cli.conftest import EXAMPLES, ROOT, Ran
 from tests.trace.helpers import write_jsonl
 
 if TYPE_CHECKING:
@@ -226,3 +226,29 @@ def test_words_behind_the_dashes_are_the_servers() -> None:
     words = ["record", "-o", "x", "--", "echo", "--debug"]
     assert _without_debug(words) == (words, False)
     assert _without_debug(["--debug", *words]) == (words, True)
+
+
+@pytest.mark.parametrize(
+    ("option", "args"),
+    [
+        ("--fault", ("inject", str(EXAMPLES / "clean_radix.pt"), "-o", "x.jsonl", "--fault")),
+        ("--kinds", ("selftest", str(EXAMPLES / "clean_radix.pt"), "--kinds")),
+    ],
+)
+def test_an_unknown_kind_of_fault_is_told_by_the_option_that_named_it(
+    run: Run, option: str, args: tuple[str, ...]
+) -> None:
+    ran = run(*args, "no_such_kind")
+    assert ran.code == 2
+    assert ran.err.startswith(f"error: {option} no_such_kind: there is no such kind")
+
+
+def test_usage_lines_say_what_a_command_takes(run: Run) -> None:
+    first = {
+        "replay": "{TRACE}...",
+        "inject": "[TRACE]",
+        "selftest": "{TRACE}",
+        "record": "-- COMMAND...",
+    }
+    for command, argument in first.items():
+        assert run(command, "--help").out.splitlines()[0].endswith(f"[OPTIONS] {argument}")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvcanary_cli.errors import EXIT_INPUT
 from tests.attribution.events import HEAD, decode, life, numbered
+from tests.cli.conftest import ROOT
 from tests.trace.helpers import write_jsonl
 
 if TYPE_CHECKING:
@@ -69,3 +73,39 @@ def test_a_place_that_cannot_be_written(
     assert "internal error" not in ran.err
     assert trace.read_bytes() == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["t.jsonl"]
+
+
+_TO_STDOUT: dict[str, tuple[str, ...]] = {
+    "replay": ("replay", "TRACE"),
+    "replay -q": ("replay", "TRACE", "-q"),
+    "replay json": ("replay", "TRACE", "--format", "json"),
+    "replay junit": ("replay", "TRACE", "--format", "junit"),
+    "class page": ("replay", "--explain-class", "late_write"),
+    "inspect": ("inspect", "TRACE", "--slot", "1"),
+    "explain": ("explain", "KVC-B03"),
+    "info": ("trace", "info", "TRACE"),
+    "validate": ("trace", "validate", "TRACE"),
+    "convert": ("trace", "convert", "TRACE", "-"),
+    "kinds": ("inject", "--list"),
+    "help": ("replay", "--help"),
+    "version": ("--version",),
+}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("command", _TO_STDOUT)
+def test_a_full_disk_behind_stdout(command: str, trace: Path) -> None:
+    args = [str(trace) if word == "TRACE" else word for word in _TO_STDOUT[command]]
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "kvcanary_cli", *args],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            cwd=ROOT,
+        )
+    assert ran.returncode == EXIT_INPUT, ran.stderr
+    assert ran.stderr.count("error: ") == 1
+    assert "No space left on device" in ran.stderr
+    assert "Traceback" not in ran.stderr
