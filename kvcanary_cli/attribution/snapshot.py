@@ -184,7 +184,7 @@ class Snapshots:
             noted = self._broken.get(NEVER if event is None else event, ())
             scenes = [facts for slots, facts in noted if slots & finding.slots]
             if scenes:
-                return next((facts for facts in scenes if facts.reader == finding.victim), scenes[0])
+                return next((s for s in scenes if s.reader == finding.victim), scenes[0])
         return None
 
     def _life(

@@ -116,7 +116,7 @@ def replay(
     traces: Annotated[
         list[str],
         typer.Argument(
-            metavar="TRACE...",
+            metavar="TRACE",
             help="Traces (.jsonl, .jsonl.zst, .pt, .kvtrace folder, - for stdin), folders of "
             "them, or URLs of either (s3://, gs://, hf://, ...).",
         ),
@@ -307,6 +307,8 @@ def _render(
 ) -> None:
     from kvcanary_cli.report import log_lines as lines
     from kvcanary_cli.report import replay_json, replay_junit, replay_sarif, replay_text
+    from kvcanary_cli.report.closing_line import closing_line
+    from kvcanary_cli.report.words import count
 
     if output_format is FormatName.json:
         out.write(replay_json.json_parts(report))
@@ -322,14 +324,16 @@ def _render(
         return
     if log_lines:
         out.write(lines.log_lines(report))
-        silent = [finding.id for finding in report.findings if not finding.violations]
+        silent = sum(not finding.violations for finding in report.findings)
         if silent:
+            verb = "shows" if silent == 1 else "show"
             out.note(
-                f"{len(silent)} findings show no violation and so no line: leave out --log-lines"
+                f"{count(silent, 'finding')} {verb} no violation and so no line: "
+                "leave out --log-lines"
             )
         return
     if quiet:
-        out.print(replay_text.summary_line(report))
+        out.print(closing_line(report))
         return
     for part in replay_text.render(report, width=out.width, max_rows=max_rows, verbose=verbose):
         out.print(part)

@@ -101,7 +101,8 @@ def conclude(replay: Replay, reader: TraceReader, former: Sequence[Stretch] = ()
         capacity_violations=tuple(replay.findings),
         violations=violations,
         slots_seen=frozenset().union(*(stretch.slots_seen for stretch in stretches)),
-        filters=_filters(replay),
+        step_filter=_step_filter(replay),
+        report_filters=_report_filters(replay),
         filtered_out=len(replay.violations) - len(violations),
         coverage=coverage,
         verdict=_verdict(replay, violations),
@@ -146,11 +147,13 @@ def _verdict(replay: Replay, violations: ViolationTable) -> str:
 def _was_checked(replay: Replay) -> bool:
     """Whether any check was made at all: a verdict of clean must rest on something."""
     tally = replay.tally
-    if tally.entries_verified or tally.sweep_entries:
+    if tally.entries_verified:
         return True
-    # Rows that read nothing are sound as far as they go, if the table was there to be read; rows
-    # none of whose reads could be checked are not.
-    return bool(tally.entries_written) and not tally.skipped and "map" in replay.header.records
+    if tally.skipped:
+        # Reads, and none of them could be checked: sweeps and rows that read nothing are sound as
+        # far as they go, which is not what the requests saw.
+        return False
+    return bool(tally.sweep_entries or (tally.entries_written and "map" in replay.header.records))
 
 
 def _own_notes(replay: Replay) -> list[str]:
@@ -216,13 +219,17 @@ def _slots_seen(replay: Replay) -> frozenset[int]:
     return frozenset(seen)
 
 
-def _filters(replay: Replay) -> tuple[str, ...]:
-    """What the report is limited to, in words."""
+def _step_filter(replay: Replay) -> str:
+    steps = replay.options.steps
+    if steps is None:
+        return ""
+    first, last = ("" if bound is None else str(bound) for bound in steps)
+    return f"steps {first}:{last}"
+
+
+def _report_filters(replay: Replay) -> tuple[str, ...]:
     options = replay.options
     out = []
-    if options.steps is not None:
-        first, last = ("" if bound is None else str(bound) for bound in options.steps)
-        out.append(f"steps {first}:{last}")
     if options.reqs:
         out.append("requests " + ", ".join(sorted(options.reqs)))
     if options.slots:

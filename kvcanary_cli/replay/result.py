@@ -125,8 +125,9 @@ class ReplayResult:
         slot_counters: Worker to entries per tag [12].
         request_ids: Requests of the forwards that were checked.
         slots_seen: Those of the slots asked for that hold anything or are named by the table.
-        filters: What the report is limited to, in words.
-        filtered_out: Violations outside the filters.
+        step_filter: The steps that were checked, in words; empty = all. Nothing is known of others.
+        report_filters: Requests and slots that the report is limited to, in words.
+        filtered_out: Violations in the checked steps that ``report_filters`` left out.
         diagnosed: Whether a watcher looked for owners and causes.
         ring_lost: Violations beyond ``--ring-capacity``, not in ``violations``.
     """
@@ -143,10 +144,16 @@ class ReplayResult:
     slot_counters: dict[str, tuple[int, ...]]
     request_ids: frozenset[str] = frozenset()
     slots_seen: frozenset[int] = frozenset()
-    filters: tuple[str, ...] = ()
+    step_filter: str = ""
+    report_filters: tuple[str, ...] = ()
     filtered_out: int = 0
     ring_lost: int = 0
     diagnosed: bool = False
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """Both kinds of filters, in words."""
+        return (*((self.step_filter,) if self.step_filter else ()), *self.report_filters)
 
     @property
     def ownership_checked(self) -> bool:

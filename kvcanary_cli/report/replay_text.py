@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from kvcanary_cli.attribution.result import LEAK
 from kvcanary_cli.replay.result import Verdict
 from kvcanary_cli.report import finding_summary
+from kvcanary_cli.report.closing_line import closing_line
 from kvcanary_cli.report.failed import failed_part
 from kvcanary_cli.report.finding_text import finding_part, ownership_part
 from kvcanary_cli.report.fold import fold_violations
@@ -27,12 +27,6 @@ if TYPE_CHECKING:
     from kvcanary_cli.report.fold import FoldedViolation
 
 _LABEL_WIDTH = 12
-_STYLE = {
-    Verdict.CLEAN: "bold green",
-    Verdict.CORRUPT: "bold red",
-    Verdict.CAPACITY: "bold yellow",
-    Verdict.NOT_CHECKED: "bold yellow",
-}
 
 
 def render(
@@ -62,7 +56,7 @@ def render(
         yield ""
     for note in report.notes:
         yield Text(f"note: {safe(note)}", overflow="fold")
-    yield summary_line(report)
+    yield closing_line(report)
 
 
 def _divergence_part(report: Report, width: int, max_rows: int | None) -> Iterator[RenderableType]:
@@ -97,52 +91,6 @@ def _rest_part(rest: Sequence[Finding]) -> Iterator[RenderableType]:
         yield _more(len(rest), "findings in full")
         for finding in rest:
             yield finding_summary.summary_line(finding)
-
-
-def summary_line(report: Report) -> Text:
-    """The closing line: verdict, what was found, what was checked."""
-    verdict = report.verdict
-    results = [diagnosis.replay for diagnosis in report.traces]
-    violations = sum(len(result.violations) for result in results)
-    overflows = sum(len(result.capacity_violations) for result in results)
-    steps = sum(result.coverage.steps for result in results)
-    entries = sum(result.coverage.entries_verified for result in results)
-    ownership = sum(len(diagnosis.ownership) for diagnosis in report.traces)
-    facts = [
-        count(len(report.findings), "finding"),
-        count(violations, "violation"),
-        count(overflows, "capacity violation"),
-        f"{count(steps, 'step')} and {count(entries, 'entry', 'entries')} checked",
-    ]
-    first = min((v.step for r in results for v in r.violations.chunks), default=None)
-    if first is not None:
-        facts.insert(2, f"first at step {first}")
-    if ownership:
-        facts.insert(-2, count(ownership, "broken ownership rule"))
-    left_out = {what for result in results for what in result.coverage.not_recorded}
-    if left_out:
-        facts.append(f"{count(len(left_out), 'part')} of the engine's KV not recorded")
-    if report.is_several:
-        facts.append(count(len(results), "trace"))
-    if report.failed:
-        facts.append(f"{len(report.failed):,} NOT CHECKED")
-    ended = [r.coverage.ended_at_event for r in results if r.coverage.ended_at_event is not None]
-    if ended:
-        facts.append(f"recording ended early at event {ended[0]}")
-    lost = sum(result.coverage.lost_events for result in results)
-    if lost:
-        facts.append(f"{count(lost, 'event')} lost in recording")
-    if results and results[0].filters:
-        others = sum(result.filtered_out for result in results)
-        facts.append(
-            f"only {'; '.join(results[0].filters)}: {count(others, 'violation')} elsewhere"
-        )
-    word = verdict.upper().replace("_", " ")
-    if verdict is Verdict.CORRUPT and not report.findings and not violations:
-        what = {found.what for diagnosis in report.traces for found in diagnosis.ownership}
-        # Slots that nobody gave back are lost to the pool; no content is wrong.
-        word = "LEAK" if what == {LEAK} else word
-    return Text(f"SUMMARY: kvcanary replay: {word}: {', '.join(facts)}", style=_STYLE[verdict])
 
 
 def _line(label: str, text: str) -> str:
