@@ -57,6 +57,7 @@ class Session:
         *,
         starts_mid_run: bool = False,
         mover: Mover | None = None,
+        name: str | None = None,
     ) -> None:
         """Begin a recording.
 
@@ -67,6 +68,7 @@ class Session:
             starts_mid_run: Whether the engine has been running already.
             mover: Copies tensors without waiting (``copies.mover_of``); None = they are on the
                 host, and nothing is deferred.
+            name: Of the trace in the folder; None = the rank's.
 
         Raises:
             InputError: The key file cannot be used.
@@ -83,7 +85,7 @@ class Session:
         self._incomplete = self._ended = self._has_failed = False
         if SIGNAL in options.triggers:
             pull_on_signal(options.path)
-        self._sink = Sink(folder, _trace_name(header), self._header_of, options)
+        self._sink = Sink(folder, name or _trace_name(header), self._header_of, options)
         self._keeper = Keeper(self._sink)
         self._stream = Stream(
             self._sink,

@@ -9,6 +9,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from kvcanary_cli.record.options import ENV_OPTIONS
 from kvcanary_cli.trace.errors import TraceError
 from kvcanary_cli.trace.reader import open_trace
+from tests.engines.environment import ROOT
 from tests.engines.waiting import STALLED_S, wait_until
 from tests.record.helpers import events, replay, steps
 
@@ -54,8 +57,9 @@ def way_in(way: str, python: Path, launch: Sequence[str]) -> tuple[list[str], di
         The command, and what it needs in its environment.
     """
     if way == "variable":
-        return list(launch), {"KVCANARY_RECORD": RECORDING}
-    return [str(python), "-m", "kvcanary_cli", "record", "-o", RECORDING, "--", *launch], {}
+        return list(launch), {"KVCANARY_RECORD": RECORDING, ENV_OPTIONS: '{"kv_hash": "all"}'}
+    record = ["record", "-o", RECORDING, "--kv-hash", "all"]
+    return [str(python), "-m", "kvcanary_cli", *record, "--", *launch], {}
 
 
 def finished(recording: Path, named: str = "") -> int:
@@ -69,18 +73,21 @@ def finished(recording: Path, named: str = "") -> int:
     return told
 
 
-def clean_recording(recording: Path, requests: int, named: str = "") -> Any:
+def clean_recording(
+    recording: Path, requests: int, named: str = "", rank: str = "tp0-pp0-dp0"
+) -> Any:
     """Check what every sound server leaves behind: one whole trace of it all, without secrets.
 
     Args:
         recording: The folder of the recording.
         requests: How many requests ended.
         named: How their names begin.
+        rank: Which of its traces tells how they ended.
 
     Returns:
         The replay's diagnosis.
     """
-    (trace,) = recording.iterdir()
+    trace = recording / f"{rank}.kvtrace"
     header = open_trace(trace).header
     assert header.tokens == "salted"
     assert not header.starts_mid_run
@@ -97,6 +104,43 @@ def clean_recording(recording: Path, requests: int, named: str = "") -> Any:
     assert diagnosis.verdict == "clean"
     assert diagnosis.replay.coverage.entries_verified > 10_000
     return diagnosis
+
+
+def clean_worker(recording: Path, rank: str, core: str = "core-dp0") -> Any:
+    """Check what a sound worker leaves behind: the forwards of its engine core, and its KV.
+
+    Returns:
+        The replay's diagnosis.
+    """
+    worker = recording / f"{rank}.kvtrace"
+    # Of servers that are killed, the last second of a trace may be missing.
+    told = [_fed(trace) for trace in (worker, recording / f"{core}.kvtrace")]
+    common = min(map(len, told))
+    assert common >= 300
+    assert told[0][:common] == told[1][:common]
+    assert open_trace(worker).header.tokens == "salted"
+    diagnosis = replay(worker)
+    assert not diagnosis.findings
+    assert diagnosis.verdict == "clean"
+    assert diagnosis.replay.coverage.kv_hashes > 10_000
+    return diagnosis
+
+
+def _fed(trace: Path) -> list[tuple[Any, ...]]:
+    """Who ran in each forward and where it wrote; a runner has rows in an order of its own."""
+    return [
+        (e["step"], sorted(e["reqs"]), sorted(zip(e["out_cache_loc"], e["positions"], strict=True)))
+        for e in events(trace)
+        if e["kind"] == "forward"
+    ]
+
+
+def verdict(recording: Path) -> str:
+    """What ``kvcanary replay`` says last of all its traces together; it must be clean."""
+    command = [sys.executable, "-m", "kvcanary_cli", "replay", str(recording), "-q"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def free_port() -> int:

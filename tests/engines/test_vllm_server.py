@@ -16,8 +16,10 @@ from tests.engines.server import (
     RECORDING,
     Server,
     clean_recording,
+    clean_worker,
     finished,
     free_port,
+    verdict,
     way_in,
 )
 from tests.engines.setup_vllm import ENVIRONMENT
@@ -41,20 +43,24 @@ _SERVED = (
 )
 
 
-def _launch(port: int) -> list[str]:
+def _launch(port: int, workers: int) -> list[str]:
     # `vllm serve` of the CPU build does not start: it asks for a package called vllm.
     words = [str(ENVIRONMENT.python), "-m", "vllm.entrypoints.openai.api_server"]
-    return [*words, "--model", "model", *_SERVED.split(), "--port", str(port)]
+    words += ["--model", "model", *_SERVED.split(), "--port", str(port)]
+    return [*words, "--tensor-parallel-size", str(workers)]
 
 
-@pytest.mark.parametrize(("way", "number"), [("command", "SIGINT"), ("variable", "SIGTERM")])
+@pytest.mark.parametrize(
+    ("way", "number", "workers"), [("command", "SIGINT", 2), ("variable", "SIGTERM", 1)]
+)
 def test_a_server_is_recorded_from_its_start_to_its_end(
-    way: str, number: str, tmp_path: Path
+    way: str, number: str, workers: int, tmp_path: Path
 ) -> None:
+    """By its engine core, which derives what the workers run, and by each worker."""
     model = [str(ENVIRONMENT.python), str(HERE / "vllm_model.py"), str(tmp_path / "model")]
     subprocess.run(model, check=True, cwd=ROOT)
     port = free_port()
-    command, variables = way_in(way, ENVIRONMENT.python, _launch(port))
+    command, variables = way_in(way, ENVIRONMENT.python, _launch(port, workers))
     prompts = prompts_of(LOAD, random.Random(1))
     bodies = [
         {"model": "model", "prompt": prompt, "max_tokens": n, "temperature": 0, "ignore_eos": True}
@@ -71,6 +77,11 @@ def test_a_server_is_recorded_from_its_start_to_its_end(
     assert [answer["usage"]["completion_tokens"] for answer in answers] == [n for _, n in prompts]
     assert status == 0, said[-4000:]
     assert "runs the model in other processes" in said
-    coverage = clean_recording(recording, REQUESTS).replay.coverage
+    ranks = [f"tp{k}-pp0-dp0" for k in range(workers)]
+    assert {path.stem for path in recording.iterdir()} == {"core-dp0", *ranks}
+    for rank in ranks:
+        clean_worker(recording, rank)
+    assert f"{workers + 1} traces" in verdict(recording)
+    coverage = clean_recording(recording, REQUESTS, rank="core-dp0").replay.coverage
     assert any("derived" in what for what in coverage.not_recorded)
     assert any("derived" in note for note in coverage.notes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -72,19 +73,19 @@ def header_of(
     """The header's fields; says what cannot be recorded, and why."""
     return {
         "engine": {"name": "vllm", "version": engine_version()},
-        "rank": _rank(config),
+        "rank": rank_of(config),
         "pool": pools.describe(),
         "records": _families(config, pools, patcher, has_fingerprints),
         "not_recorded": [scrub_text(what) for what in not_recorded(config, pools)],
         "blind_to": list(_WORKERS_ALONE) if pools.why_derived else [],
-        "serving_args": scrub(_arguments(config)),
+        "serving_args": scrub(arguments_of(config)),
     }
 
 
 def not_recorded(config: Any, pools: Pools) -> list[str]:
     """What of the engine's KV no family of the recording tells, in words."""
     left_out = []
-    groups = pools.scheduler.kv_cache_manager.kv_cache_config.kv_cache_groups
+    groups = pools.groups
     for number, group in enumerate(groups):
         if pools.group is not None and number != pools.group:
             layers = len(group.layer_names)
@@ -114,6 +115,15 @@ def not_recorded(config: Any, pools: Pools) -> list[str]:
     return left_out
 
 
+def context_parallel(config: Any) -> int:
+    """Over how many ranks a block is spread."""
+    sizes = (
+        getattr(config.parallel_config, f"{phase}_context_parallel_size", 1)
+        for phase in ("decode", "prefill")
+    )
+    return math.prod(int(size or 1) for size in sizes)
+
+
 def tokens_are_known(config: Any) -> bool:
     """Whether the scheduler knows a batch's tokens when it sends it."""
     return not getattr(config.scheduler_config, "async_scheduling", False)
@@ -124,7 +134,8 @@ def has_embeddings(config: Any) -> bool:
     return bool(getattr(config.model_config, "enable_prompt_embeds", False))
 
 
-def _arguments(config: Any) -> dict[str, Any]:
+def arguments_of(config: Any) -> dict[str, Any]:
+    """The serving arguments that it was started with, by their names."""
     arguments: dict[str, Any] = {}
     for section, names in _ARGUMENTS.items():
         part = getattr(config, section, None)
@@ -135,7 +146,8 @@ def _arguments(config: Any) -> dict[str, Any]:
     return arguments
 
 
-def _rank(config: Any) -> dict[str, int]:
+def rank_of(config: Any) -> dict[str, int]:
+    """The header's ``rank`` of the engine core, which stands for its workers."""
     parallel = config.parallel_config
     size = int(getattr(parallel, "data_parallel_size", 1) or 1)
     dp = int(getattr(parallel, "data_parallel_rank", 0) or 0)
@@ -164,23 +176,20 @@ def _families(config: Any, pools: Pools, patcher: Patcher, has_fingerprints: boo
             why = patcher.missing.get(key, "not placed")
             log.warning("kvcanary: vLLM %s: no hook at %s: %s", version, key, why)
             lost |= dict.fromkeys(hook.families, key)
-    context_parallel = int(
-        getattr(config.parallel_config, "decode_context_parallel_size", 1) or 1
-    ) * int(getattr(config.parallel_config, "prefill_context_parallel_size", 1) or 1)
     if pools.group is None:
         lost["forward"] = lost["map"] = "no layers keep every token, so tables have holes"
-    elif context_parallel > 1:
+    elif context_parallel(config) > 1:
         lost["forward"] = lost["map"] = "context parallelism spreads a block over ranks"
-    elif pools.groups > 1:
+    elif len(pools.groups) > 1:
         log.warning(
             "kvcanary: of %d KV cache groups the tables and slots of group %d are recorded",
-            pools.groups,
+            len(pools.groups),
             pools.group,
         )
     if pools.why_derived and "forward" not in lost:
         log.warning(
-            "kvcanary: forwards are derived from the scheduler's output, so that faults in the "
-            "workers do not show: %s",
+            "kvcanary: forwards are derived from the scheduler's output, so that faults of workers "
+            "show in traces of their own only, if they have any: %s",
             pools.why_derived,
         )
     if version not in KNOWN_VERSIONS:

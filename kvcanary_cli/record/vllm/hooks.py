@@ -19,6 +19,7 @@ _SCHEDULER = "core.sched.scheduler"
 _MANAGER = "core.kv_cache_manager"
 _POOL = "core.block_pool"
 _QUEUE = "core.kv_cache_utils"
+_WORKERS = "executor.multiproc_executor"
 _FORWARD = ("forward", "map", "history", "kv_hash")
 #: module below ``vllm.v1``, name, method for before, method for after, families.
 _TABLE: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
@@ -74,11 +75,11 @@ def hooks_of(recorder: VllmRecorder) -> list[Hook]:
 
         return run
 
-    def before_execute(runner: Any, *args: Any, **kwargs: Any) -> Any:
+    def before_execute(runner: Any, scheduler_output: Any, *_args: Any, **_kwargs: Any) -> Any:
         if recorder.follower is None:
-            recorder.late(runner)
+            recorder.late(runner, scheduler_output)
         follower = recorder.follower
-        return None if follower is None else follower.enter_execute(runner, *args, **kwargs)
+        return None if follower is None else follower.enter_execute(runner, scheduler_output)
 
     hooks = [
         Hook(
@@ -87,7 +88,7 @@ def hooks_of(recorder: VllmRecorder) -> list[Hook]:
             recorder.core_begins,
             recorder.core_built,
         ),
-        Hook("vllm.v1.engine.core", "EngineCore.shutdown", None, recorder.core_ends),
+        Hook("vllm.v1.engine.core", "EngineCore.shutdown", recorder.core_ends, None),
         Hook(f"vllm.v1.{_SCHEDULER}", "Scheduler.__init__", None, recorder.scheduler_built),
         Hook(
             f"vllm.v1.{_SCHEDULER}",
@@ -104,6 +105,22 @@ def hooks_of(recorder: VllmRecorder) -> list[Hook]:
             _FORWARD,
         ),
         Hook(RUNNER_V2, "GPUModelRunner.prepare_attn", None, call("on_prepared"), _FORWARD),
+    ]
+    hooks += [
+        Hook(f"vllm.v1.{module}", name, before, after)
+        for module, name, before, after in (
+            (_WORKERS, "WorkerProc.worker_busy_loop", recorder.worker_begins, None),
+            (_WORKERS, "WorkerProc.shutdown", recorder.worker_ends, None),
+            *(
+                (
+                    f"worker.{kind}",
+                    f"{name}.compile_or_warm_up_model",
+                    recorder.warm_up_begins,
+                    recorder.warm_up_ends,
+                )
+                for kind, name in (("gpu_worker", "Worker"), ("cpu_worker", "CPUWorker"))
+            ),
+        )
     ]
     for module in RUNNER_MODULES:
         hooks += [

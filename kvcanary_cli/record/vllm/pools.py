@@ -73,6 +73,30 @@ class Pools:
             blocks_per_row=blocks_per_row,
         )
 
+    @classmethod
+    def of_worker(cls, runner: Any, sent: Any) -> Pools:
+        """Those of a runner whose engine core is in another process.
+
+        Args:
+            runner: The model runner, of a known kind.
+            sent: Stands for the scheduler.
+        """
+        config = runner.kv_cache_config
+        group = _full_group(config.kv_cache_groups)
+        table_block_size, blocks_per_row = _table_sizes(runner, group or 0)
+        return cls(
+            scheduler=sent,
+            blocks=None,
+            runner=runner,
+            why_derived="",
+            group=group,
+            block_size=int(config.kv_cache_groups[group or 0].kv_cache_spec.block_size),
+            table_block_size=table_block_size,
+            num_blocks=int(config.num_blocks),
+            rows=int(runner.max_num_reqs) + 1,
+            blocks_per_row=blocks_per_row,
+        )
+
     @property
     def runner_module(self) -> str | None:
         """Which of ``RUNNER_MODULES`` the runner is of; None without one."""
@@ -85,9 +109,10 @@ class Pools:
         return getattr(device, "type", "cpu") != "cpu"
 
     @property
-    def groups(self) -> int:
+    def groups(self) -> Any:
         """KV cache groups of the model."""
-        return len(self.scheduler.kv_cache_manager.kv_cache_config.kv_cache_groups)
+        manager = getattr(self.scheduler, "kv_cache_manager", self.runner)
+        return manager.kv_cache_config.kv_cache_groups
 
     def describe(self) -> dict[str, Any]:
         """The header's ``pool``: block 0 is the null block, which no request may own."""
@@ -126,6 +151,11 @@ def _runner(executor: Any) -> tuple[Any, str]:
         kind = f"{type(runner).__module__}.{type(runner).__name__}"
         return None, f"{kind} is not a model runner that was tried"
     return runner, ""
+
+
+def is_known(runner: Any) -> bool:
+    """Whether the inputs of ``runner`` are understood."""
+    return _module(runner) is not None
 
 
 def _module(runner: Any) -> str | None:

@@ -27,6 +27,7 @@ class VllmRecorder(Recorder):
         self._built: Any = None
         self._seen: Any = None
         self._runner: Any = None
+        self._is_worker = False
 
     def _hooks(self) -> Sequence[Hook]:
         from kvcanary_cli.record.vllm.hooks import hooks_of
@@ -46,10 +47,8 @@ class VllmRecorder(Recorder):
             self._core = core
             self._begin(core.scheduler, core.model_executor, mid_run=False)
 
-    def core_ends(
-        self, _token: Any, _result: Any, _raised: bool, core: Any, *_args: Any, **_kwargs: Any
-    ) -> None:
-        """The engine core that is recorded has been shut down."""
+    def core_ends(self, core: Any, *_args: Any, **_kwargs: Any) -> None:
+        """The engine core that is recorded shuts down, which may take longer than it is given."""
         if core is self._core:
             self.close()
 
@@ -75,10 +74,59 @@ class VllmRecorder(Recorder):
         if self.follower is None and scheduler is self._built and not self._initialising:
             self._begin(scheduler, self._runner, mid_run=False)
 
-    def late(self, runner: Any) -> None:
-        """A step of an engine core that was there before the recorder."""
-        if self.follower is None and not self._initialising and self._seen is not None:
+    def worker_begins(self, *_args: Any, **_kwargs: Any) -> None:
+        """This process is a worker, and waits for what an engine core elsewhere sends it."""
+        self._is_worker = True
+
+    def worker_ends(self, *_args: Any, **_kwargs: Any) -> None:
+        """The worker shuts down."""
+        if self._is_worker:
+            self.close()
+
+    def warm_up_begins(self, *_args: Any, **_kwargs: Any) -> None:
+        """What a worker runs meanwhile is no request's."""
+        self._initialising += 1
+
+    def warm_up_ends(self, *_args: Any, **_kwargs: Any) -> None:
+        """From here on a worker runs requests."""
+        self._initialising -= 1
+
+    def late(self, runner: Any, scheduler_output: Any) -> None:
+        """A step of an engine core that was there before the recorder, or is elsewhere."""
+        if self.follower is not None or self._initialising:
+            return
+        if self._seen is not None:
             self._begin(self._seen, runner, mid_run=True)
+        elif self._is_worker:
+            self._begin_worker(runner, mid_run=bool(scheduler_output.scheduled_cached_reqs.req_ids))
+
+    def _begin_worker(self, runner: Any, *, mid_run: bool) -> None:
+        from kvcanary_cli.record.copies import mover_of
+        from kvcanary_cli.record.session import Session
+        from kvcanary_cli.record.vllm.fingerprints import Fingerprints
+        from kvcanary_cli.record.vllm.header import has_embeddings
+        from kvcanary_cli.record.vllm.pools import Pools, is_known
+        from kvcanary_cli.record.vllm.worker_header import worker_header_of
+        from kvcanary_cli.record.vllm.workers import Sent, WorkerFollower
+
+        if not is_known(runner):
+            self._ended = True
+            return
+        config, sent = runner.vllm_config, Sent()
+        pools = Pools.of_worker(runner, sent)
+        fingerprints = Fingerprints.of(pools, self.options)
+        options = self.options
+        if options.tokens != "absent" and has_embeddings(config):
+            options = replace(options, tokens="absent")
+        header = worker_header_of(
+            config,
+            pools,
+            has_fingerprints=fingerprints is not None,
+            has_tokens=options.tokens != "absent",
+        )
+        session = Session(options, header, starts_mid_run=mid_run, mover=mover_of(runner))
+        self.follower = WorkerFollower(session, pools, fingerprints, sent)
+        log.warning("kvcanary: recording into %s (%s)", options.path, ", ".join(header["records"]))
 
     def _begin(self, scheduler: Any, executor: Any, *, mid_run: bool) -> None:
         from kvcanary_cli.record.copies import mover_of
@@ -103,7 +151,9 @@ class VllmRecorder(Recorder):
         if options.tokens == "absent":
             header["records"] = [f for f in header["records"] if f not in ("history", "spec")]
         mover = mover_of(pools.runner)
-        session = Session(options, header, starts_mid_run=mid_run, mover=mover)
+        # Where the model runs elsewhere, ranks are its workers'.
+        name = f"core-dp{header['rank']['dp']}" if pools.why_derived else None
+        session = Session(options, header, starts_mid_run=mid_run, mover=mover, name=name)
         self.follower = Follower(session, pools, fingerprints, tokens_known=tokens_known)
         if mid_run:
             self.follower.adopt()

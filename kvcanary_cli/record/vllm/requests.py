@@ -41,6 +41,12 @@ class Rows:
             heapq.heappush(self._free, row)
         return row
 
+    def crowding(self, wanted: set[str]) -> list[str]:
+        """Who must give up a row so that each of ``wanted`` has one: who took theirs first."""
+        missing = len(wanted.difference(self._of)) - len(self._free)
+        others = (req for req in self._of if req not in wanted)
+        return [req for req, _ in zip(others, range(missing), strict=False)]
+
 
 class Namespaces:
     """Names for what keeps requests' prefixes apart: adapter and cache salt."""

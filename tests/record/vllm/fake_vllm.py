@@ -185,6 +185,7 @@ class Scheduler:
         )
         self.requests, self.running, self.waiting = {}, [], []
         self.drafts, self.external, self.connector = {}, {}, None
+        self.ended = set()
 
     def add_request(self, request):
         self.requests[request.request_id] = request
@@ -232,15 +233,28 @@ class Scheduler:
             request.num_computed_tokens = have + brought
             counts[name], computed[name] = count, have + brought
             budget -= count
-            new.append(SimpleNamespace(req_id=name, num_computed_tokens=have + brought))
+            new.append(
+                SimpleNamespace(
+                    req_id=name,
+                    num_computed_tokens=have + brought,
+                    prompt_token_ids=request.all_token_ids[: request.num_prompt_tokens],
+                    prompt_embeds=None,
+                    block_ids=manager.get_block_ids(name),
+                )
+            )
         old = [name for name in counts if name not in {one.req_id for one in new}]
+        ended, self.ended = self.ended, set()
         for name, count in counts.items():
             self.requests[name].num_computed_tokens += count
         return self._out(
             scheduled_new_reqs=new,
             scheduled_cached_reqs=SimpleNamespace(
-                req_ids=old, num_computed_tokens=[computed[name] for name in old]
+                req_ids=old,
+                num_computed_tokens=[computed[name] for name in old],
+                resumed_req_ids=set(),
+                new_block_ids=[None] * len(old),
             ),
+            finished_req_ids=ended,
             num_scheduled_tokens=counts,
             scheduled_spec_decode_tokens=drafts,
             computed=computed,
@@ -288,6 +302,7 @@ class Scheduler:
 
     def _free_blocks(self, request):
         self.kv_cache_manager.free(request)
+        self.ended.add(request.request_id)
         del self.requests[request.request_id]
 
     def _connector_finished(self, request):
@@ -306,6 +321,7 @@ class Scheduler:
     "v1/worker/gpu_model_runner.py": """
 import torch
 from types import SimpleNamespace
+from vllm.v1.core.kv_cache_manager import FullAttentionSpec
 
 
 def sample(request, count):
@@ -334,17 +350,20 @@ def layers(cache):
     kv = torch.zeros((cache.num_gpu_blocks, *sides, 16), dtype=torch.bfloat16)
     kv = kv if heads_first else kv.transpose(1, 2)
     layer = SimpleNamespace(kv_cache=kv, get_attn_backend=lambda: FlashAttentionBackend)
-    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(), layer_names=["layer.0"])
+    spec = FullAttentionSpec()
+    spec.block_size = cache.block_size
+    group = SimpleNamespace(kv_cache_spec=spec, layer_names=["layer.0"])
     return (
         SimpleNamespace(static_forward_context={"layer.0": layer}),
-        SimpleNamespace(kv_cache_groups=[group]),
+        SimpleNamespace(kv_cache_groups=[group], num_blocks=cache.num_gpu_blocks),
         kv,
     )
 
 
 class GPUModelRunner:
     def __init__(self, config):
-        self.config = config
+        self.config = self.vllm_config = config
+        self.max_num_reqs = config.scheduler_config.max_num_seqs
         self.compilation_config, self.kv_cache_config, self.kv = layers(config.cache_config)
         size, rows = config.cache_config.block_size, config.scheduler_config.max_num_seqs
         tokens = config.scheduler_config.max_num_batched_tokens
@@ -416,6 +435,7 @@ from vllm.v1.worker import gpu_model_runner
 class GPUModelRunner:
     def __init__(self, config):
         self.old = gpu_model_runner.GPUModelRunner(config)
+        self.vllm_config, self.max_num_reqs = config, config.scheduler_config.max_num_seqs
         self.compilation_config = self.old.compilation_config
         self.kv_cache_config = self.old.kv_cache_config
         table = self.old.input_batch.block_table[0]
