@@ -82,6 +82,9 @@ class Cargo:
         owners: [n] name codes of who had ``dst``.
         stray: [n] bool, ``dst`` was nobody's that it was made for.
         outside: [n] bool, ``dst`` is no slot that ``window`` names; False without one.
+        over: [n] bool, ``dst`` was nobody's, or had been filled since it was given to somebody.
+        waiting: [w] slots of the prefix cache that nobody had filled, of a copy that names nobody
+            and fills none of them.
         meant: Slot that a fork meant an entry for, where that is not its ``dst``, to the entry.
         held: [n] of a copy from another tier, what each source slot held.
     """
@@ -103,6 +106,8 @@ class Cargo:
     owners: NDArray[np.int32]
     stray: NDArray[np.bool_]
     outside: NDArray[np.bool_]
+    over: NDArray[np.bool_]
+    waiting: Ints
     meant: dict[int, int] = field(default_factory=dict)
     held: list[Held] | None = None
 
@@ -174,6 +179,8 @@ class Cargos:
     def __init__(self) -> None:
         self._by_event: OrderedDict[int, Cargo] = OrderedDict()
         self._by_req: dict[int, OrderedDict[int, Cargo]] = {}
+        # Those that name nobody, and wrote where nothing was missing.
+        self._unnamed: OrderedDict[int, Cargo] = OrderedDict()
         # Made when a request misses something, void with its next copy.
         self._places: dict[int, _Places] = {}
         self._slots = 0
@@ -184,12 +191,15 @@ class Cargos:
         for req in cargo.reqs:
             self._by_req.setdefault(req, OrderedDict())[cargo.event] = cargo
             self._places.pop(req, None)
+        if not cargo.reqs and cargo.over.any():
+            self._unnamed[cargo.event] = cargo
         self._slots += len(cargo.dst) + 1
         while self._slots > _SLOTS and len(self._by_event) > 1:
             self._drop(*self._by_event.popitem(last=False))
 
     def _drop(self, event: int, cargo: Cargo) -> None:
         self._slots -= len(cargo.dst) + 1
+        self._unnamed.pop(event, None)
         for req in cargo.reqs:
             mine = self._by_req[req]
             del mine[event]
@@ -200,6 +210,16 @@ class Cargos:
     def at(self, event: int) -> Cargo | None:
         """The copy at ``event``."""
         return self._by_event.get(event)
+
+    def unnamed(self, since: int) -> Iterator[Cargo]:
+        """Copies behind event ``since`` that name nobody and wrote where nothing was missing.
+
+        Newest first.
+        """
+        for cargo in reversed(self._unnamed.values()):
+            if cargo.event <= since:
+                return
+            yield cargo
 
     def made_for(
         self, reqs: Iterable[int], since: int, slot: int, position: int

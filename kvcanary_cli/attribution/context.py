@@ -155,6 +155,7 @@ class MatchFact:
         slots: [n] int32, from position 0 on.
         namespace: What the request asked under, None = not recorded.
         published: What the entry was published under, None = not recorded.
+        lost: Slots that were free, or another request's, when they were matched.
     """
 
     event: int
@@ -162,6 +163,7 @@ class MatchFact:
     slots: NDArray[np.int32]
     namespace: str | None = None
     published: str | None = None
+    lost: frozenset[int] = frozenset()
 
     def __contains__(self, slot: int) -> bool:
         return bool((self.slots == slot).any())
@@ -311,7 +313,14 @@ class Context:
             if len(self.left) > _REMEMBERED:
                 self.left.popitem(last=False)
 
-    def note_match(self, req: int, segment: Segment, row: int, event: int) -> None:
+    def note_match(
+        self,
+        req: int,
+        segment: Segment,
+        row: int,
+        event: int,
+        lost: frozenset[int] = frozenset(),
+    ) -> None:
         """Remember the match in row ``row`` of its table, of the request with code ``req``."""
         columns = segment.tables["match"].columns
         slots = columns["slots"].span(row)
@@ -323,7 +332,8 @@ class Context:
         published = self.entries.get(entry)
         if published is None and _is_off_device(segment, row):
             published = self.left.get(entry)
-        self.match(req, MatchFact(event, entry, slots.astype(np.int32), namespace, published))
+        its = slots.astype(np.int32)
+        self.match(req, MatchFact(event, entry, its, namespace, published, lost))
 
     def matched(self, req: int, slot: int) -> MatchFact | None:
         """The newest match of ``req`` that served ``slot``."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from kvcanary_cli.attribution.context import MatchFact
     from kvcanary_cli.attribution.ledger import Names, Ownership
+    from kvcanary_cli.replay.prefixes import PrefixIndex
 
 
 class Taken(NamedTuple):
@@ -32,16 +33,16 @@ class EarlierFrees:
     Args:
         state: Owners as they are now.
         names: Interned names.
-        shown_at: See ``PrefixIndex.shown_at``.
+        index: What the prefix cache shows; None while it is not known.
     """
 
     def __init__(
         self,
         state: Ownership,
         names: Names,
-        shown_at: Callable[[str, int, int, int], int],
+        index: Callable[[], PrefixIndex | None],
     ) -> None:
-        self._state, self._names, self._shown_at = state, names, shown_at
+        self._state, self._names, self._index = state, names, index
 
     def last(self, slot: int) -> Free:
         """The last free of ``slot``; its event is ``NEVER`` if there is none."""
@@ -73,8 +74,13 @@ class EarlierFrees:
         last, past = self.last(slot), self._state.past_frees
         if last.event == NEVER:
             return None
-        shown = self._shown_at(match.entry, slot, match.position(slot), match.event)
+        shown, index = NEVER, self._index()
+        if index is not None:
+            shown = index.shown_at(match.entry, slot, match.position(slot), match.event)
         first = past.first(slot, shown, match.event)
+        if not (slot in match.lost or (index is not None and index.knows(match.entry))):
+            # The cache had it: what an entry shows that nobody published may be new.
+            return None
         if shown != NEVER and first is not None:
             return Taken(first, surely=True)
         if not shown < last.event < match.event:

@@ -22,7 +22,6 @@ from kvcanary_cli.attribution.follow_prefixes import PrefixEvents
 from kvcanary_cli.attribution.ledger import (
     BY_FORWARD,
     BY_VERIFY,
-    NEVER,
     NOBODY,
     TREE,
     Names,
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 
     from kvcanary_cli.replay.forwards import Forward
     from kvcanary_cli.replay.pool import PoolState
+    from kvcanary_cli.replay.prefixes import PrefixIndex
     from kvcanary_cli.trace.header import TraceHeader
     from kvcanary_cli.trace.segment import Segment
 
@@ -77,7 +77,7 @@ class Follower:
         }
         self.writes: dict[tuple[str, str], Writes] = {}
         self.pool: PoolState | None = None
-        self.frees = EarlierFrees(self.rules.state, self.names, self._shown_at)
+        self.frees = EarlierFrees(self.rules.state, self.names, self._prefix_index)
         self._step = NOBODY
         self._steps_seen = 0
         self._end_steps: dict[int, tuple[int, int]] = {}
@@ -115,9 +115,8 @@ class Follower:
         rows = get_rows(lane.group.k_head, cached)
         return bool(len(cached) and (slot_hash(rows, cached) == chain).any())
 
-    def _shown_at(self, entry: str, slot: int, position: int, before: int) -> int:
-        index = None if self.pool is None else self.pool.prefixes
-        return NEVER if index is None else index.shown_at(entry, slot, position, before)
+    def _prefix_index(self) -> PrefixIndex | None:
+        return None if self.pool is None else self.pool.prefixes
 
     # Events other than forwards.
 

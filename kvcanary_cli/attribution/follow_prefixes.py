@@ -78,9 +78,9 @@ class PrefixEvents:
             its = owners > TREE if publisher is None else owners == publisher
             self._rules.share(slots[its])
         sound_so_far = len(self._rules.findings)
-        self._rules.match(req, slots, event)
+        lost = self._rules.match(req, slots, event)
         code = self._names.code(req)
-        self._context.note_match(code, segment, row, event)
+        self._context.note_match(code, segment, row, event, frozenset(lost.tolist()))
         match = self._context.matches[code][-1]
         for found in self._rules.findings[sound_so_far:]:
             for slot in found.slots:

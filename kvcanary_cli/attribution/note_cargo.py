@@ -17,7 +17,7 @@ from kvcanary_cli.attribution.cargo import (
 )
 from kvcanary_cli.attribution.context import transfer_key
 from kvcanary_cli.attribution.follow_copies import POOL_LANE
-from kvcanary_cli.attribution.ledger import FREE, NEVER, NOBODY, UNKNOWN
+from kvcanary_cli.attribution.ledger import FREE, NEVER, NOBODY, TREE, UNKNOWN
 from kvcanary_cli.replay.lanes import get_rows
 from kvcanary_cli.trace.schema import DEVICE_POOLS
 
@@ -123,6 +123,7 @@ class CargoNotes:
         reqs -= {NOBODY, UNKNOWN, FREE}
         had = owners[dst]
         stray = ~np.isin(had, list(reqs)) & (self._knows_owners | (had != UNKNOWN))
+        over = (had == FREE) | ((had == UNKNOWN) & self._knows_owners) | self._is_filled(dst)
         if code != NOBODY:
             stray &= self._follower.copies.for_whom(dst, code, served) != had
         context.cargos.add(
@@ -145,10 +146,25 @@ class CargoNotes:
                 owners=had,
                 stray=stray,
                 outside=np.zeros_like(stray) if window is None else ~window.names(dst),
+                over=over,
+                waiting=self._waiting(dst) if not reqs and over.any() else _none(),
                 meant=meant,
                 held=held,
             )
         )
+
+    def _is_filled(self, slots: Ints) -> NDArray[np.bool_]:
+        """[n] which of ``slots`` [n] got content since they were given to somebody."""
+        came, given = self._came(slots), self._follower.rules.state.alloc_event[slots]
+        filled: NDArray[np.bool_] = (came > NEVER) & (came >= given)
+        return filled
+
+    def _waiting(self, dst: Ints) -> Ints:
+        """Empty slots that the prefix cache was given; none where ``dst`` is one of them."""
+        state = self._follower.rules.state
+        slots = np.flatnonzero((state.owner == TREE) & (state.alloc_event > NEVER))
+        empty: Ints = slots[~self._is_filled(slots)]
+        return empty if not np.isin(dst, empty).any() else _none()
 
     def _senders(self, code: int, served: int, src: Ints | None, count: int) -> NDArray[np.int32]:
         """[count] name codes of who sent what: who is named, or had it in the full pool."""
@@ -199,3 +215,7 @@ class CargoNotes:
             tokens[known] = rows[known, FIELD_TOKEN]
             positions[known] = rows[known, FIELD_POSITION]
         return tokens, positions, follower.lane(*POOL_LANE[pool]).req[src]
+
+
+def _none() -> Ints:
+    return np.empty(0, dtype=np.int64)

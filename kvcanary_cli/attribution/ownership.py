@@ -211,12 +211,15 @@ class OwnershipRules:
             forks = self._forks.setdefault(self.names.code(child), deque(maxlen=_FORKS))
             forks.append((event, slots))
 
-    def match(self, req: str, slots: Ints, event: int) -> None:
+    def match(self, req: str, slots: Ints, event: int) -> Ints:
+        """``req`` is served ``slots``; [n] those that were free, or another request's."""
         state, code = self.state, self.names.code(req)
         owners = state.owner[slots]
         self.broken.report(what.MATCH_OF_FREE, slots[owners == FREE], code, event, None)
         foreign = (owners > TREE) & (owners != code) & ~state.shared[slots]
         self.broken.report(what.MATCH_OF_FOREIGN, slots[foreign], code, event, None)
+        lost: Ints = slots[foreign | (owners == FREE)]
+        return lost
 
     def read(
         self,

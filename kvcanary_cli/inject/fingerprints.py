@@ -75,6 +75,9 @@ class Bytes:
             for slot, value in zip(event["dst"], held, strict=True):
                 if value is not None:
                     dirty[slot] = value
+                else:
+                    # What the clean run printed there since is what the copy brought.
+                    dirty.pop(slot, None)
 
     def _written(self, event: Event, place: int | None) -> None:
         """A forward wrote: its slots hold what the clean run wrote for these tokens."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvcanary_cli.inject.clean_run import TREE, CleanRun
 from kvcanary_cli.inject.edits import Edits, substitute
-from kvcanary_cli.inject.planting import TRIES, FaultKind, Planted, watch
+from kvcanary_cli.inject.planting import TRIES, FaultKind, Planted, first_bad_reads, watch
 
 if TYPE_CHECKING:
     import random
@@ -198,9 +198,24 @@ def _freed_before(run: CleanRun, rng: random.Random, owner: str | None) -> Plant
         free["reason"] = "evict"
     planted.edits.insert(at, free)
     planted.causes = [free]
+    return planted if _met(run, planted, at) else None
+
+
+def _met(run: CleanRun, planted: Planted, at: int) -> bool:
+    """Find who reads the damage first, and whose write that was: either holder hits the other.
+
+    Who was served the slots behind place ``at`` suffers from the prefix index, too, which still
+    shows them: that is another fault.
+    """
     if not watch(run, planted):
-        return None
-    return planted
+        return False
+    first = first_bad_reads(run, planted, planted.slots)
+    for read in first:
+        served = (run.events[k] for k in run.by_kind.get("match", []) if at <= k < planted.until)
+        if any(e["req"] == read.req and read.slot in e["slots"] for e in served):
+            return False
+    planted.culprits = {read.writer for read in first}
+    return True
 
 
 def early_free(run: CleanRun, rng: random.Random) -> Planted | None:
@@ -226,7 +241,7 @@ def double_alloc(run: CleanRun, rng: random.Random) -> Planted | None:
     planted = _given_away(run, hand)
     planted.subtypes = {"double_alloc"}
     planted.note = "handed out while its owner still used it"
-    return planted if watch(run, planted) else None
+    return planted if _met(run, planted, hand.alloc) else None
 
 
 def double_free(run: CleanRun, rng: random.Random) -> Planted | None:
@@ -250,7 +265,7 @@ def double_free(run: CleanRun, rng: random.Random) -> Planted | None:
     planted.causes = [again]
     planted.subtypes = {"double_free"}
     planted.note = "given back twice, so that two requests got it"
-    return planted if watch(run, planted) else None
+    return planted if _met(run, planted, hand.alloc) else None
 
 
 KINDS = (

@@ -48,18 +48,38 @@ def _misdirected(run: CleanRun, rng: random.Random, at: int, whose: str) -> Plan
         for slot in swap.values()
     ):
         return None
+    names = "by" in event or "id" in event or isinstance(event["src"], dict)
     edits = Edits(run.events)
     slots = edits.event(at)["dst"]
     slots[:] = [swap.get(slot, slot) for slot in slots]
-    return Planted(
+    planted = Planted(
         edits=edits,
         # What belongs to nobody shows only in what the right page lacks.
         slots=set(swap) if whose == _FREE else {*swap, *swap.values()},
         causes=[at],
-        culprits={actor},
+        # Whose it is follows from who has the right page; a copy itself may name nobody.
+        culprits={actor} if names else {actor, None},
         subtypes={"wrong_pages"},
         note=f"the copy to {sorted(swap)} lands in {whose} slots {sorted(swap.values())}",
     )
+    for one, other in swap.items():
+        value = _printed(run, one, at)
+        if value is not None and at + 1 < len(run.events):
+            planted.bytes.append((at + 1, "full", "k", other, value))
+    return planted
+
+
+def _printed(run: CleanRun, slot: int, at: int) -> int | None:
+    """The fingerprint of what event ``at`` brought into ``slot``, None = it was never taken."""
+    write = run.next_write(slot, at)
+    for k in run.by_kind.get("kv_hash", []):
+        event = run.events[k]
+        if k < at or event.get("pool", "full") != "full" or slot not in event["slots"]:
+            continue
+        if write is not None and write.at < k:
+            break
+        return int(event["hash"][event["slots"].index(slot)])
+    return None
 
 
 def _pages(run: CleanRun, whose: str) -> list[int]:

@@ -178,6 +178,14 @@ class PrefixIndex:
         gone: Ints = places[self.returns[places[:, 0]] != places[:, 1], 0].astype(np.int64)
         return gone
 
+    def knows(self, entry: str) -> bool:
+        """Whether ``entry`` was published, or placed, under that name, and may be hidden since."""
+        code = self._codes.get(entry)
+        if code is None:
+            return False
+        event, at = self.cells[code, Entry.EVENT], self.cells[code, Entry.AT]
+        return bool(event != NEVER or at != _HIDDEN)
+
     def shown_at(self, entry: str, slot: int, position: int, before: int) -> int:
         """The event at which the index began to name what a match served.
 

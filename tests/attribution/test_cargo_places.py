@@ -41,6 +41,8 @@ def _cargo(
         owners=np.full(count, _REQ, dtype=np.int32),
         stray=np.zeros(count, dtype=np.bool_),
         outside=np.zeros(count, dtype=np.bool_) if window is None else ~window.names(slots),
+        over=np.zeros(count, dtype=np.bool_),
+        waiting=np.empty(0, dtype=np.int64),
         meant=meant or {},
     )
 

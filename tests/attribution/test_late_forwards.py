@@ -79,3 +79,42 @@ def test_the_evidence_of_a_late_write_says_what_the_trace_does(
     assert ("the launch was not recorded" in told) == (queued is None)
     if queued is not None:
         assert f"launched at event {index_of(events, 'launch')}" in told
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["own slots", "from the cache"])
+@pytest.mark.parametrize("told", [True, False], ids=["released", "not told"])
+def test_a_row_that_another_got_says_nothing_of_a_late_write(served: bool, told: bool) -> None:
+    """A, retracted, writes position 0 to a slot that C has by then; A's row is set for B."""
+    cached = [
+        *life("P", [21, 22], [40, 41], row=8, step=1),
+        {"kind": "own", "from": "P", "owner": "tree", "slots": [40, 41], "entry": "E"},
+        {"kind": "finish", "req": "P"},
+    ]
+    taken = life("B", [21, 22, 23], [50, 51, 52], row=1, step=9)[:-1]
+    if served:
+        taken[1:] = [
+            {"kind": "match", "req": "B", "entry": "E", "slots": [40, 41]},
+            {"kind": "map", "row": 1, "start": 0, "slots": [40, 41]},
+        ]
+    late = decode("A", 11, 5, row=1, position=0, step=5)[-1] | {"row_as_read": {"1": []}}
+    release = [{"kind": "row_release", "row": 1, "req": "A"}] if told else []
+    events = numbered(
+        [
+            *cached,
+            *life("A", [11, 12], [5, 6], row=1, step=2),
+            {"kind": "own", "from": "A", "owner": "tree", "slots": [5, 6], "entry": "F"},
+            {"kind": "retract", "req": "A"},
+            *release,
+            *taken,
+            {"kind": "unpublish", "entry": "F"},
+            {"kind": "free", "owner": "tree", "slots": [5, 6]},
+            *life("C", [31, 32], [5, 6], row=3, step=4),
+            late,
+            *decode("C", 33, 9, row=3, position=2, step=6),
+        ]
+    )
+    head = HEAD | {"records": [*HEAD["records"], "prefix"]}
+    finding = diagnose(head, events).findings[0]
+    assert (finding.cls, finding.confidence) == ("late_write", "probable")
+    assert (finding.victim, finding.culprit.req) == ("C", "A")
+    assert finding.corrupting_event == index_of(events, "forward", step=5)

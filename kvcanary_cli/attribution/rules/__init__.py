@@ -19,6 +19,7 @@ from kvcanary_cli.attribution.rules.lifetime import LifetimeFacts
 from kvcanary_cli.attribution.rules.misdirected import MisdirectedCopies
 from kvcanary_cli.attribution.rules.ownership_facts import OwnershipFacts
 from kvcanary_cli.attribution.rules.recycled_rows import RecycledRows
+from kvcanary_cli.attribution.rules.row_tenancies import RowTenancies
 from kvcanary_cli.attribution.rules.stored_pages import StoredPages
 from kvcanary_cli.attribution.rules.wrong_copies import WrongCopies
 
@@ -59,7 +60,8 @@ class Classifier:
         ownership, lifetime = OwnershipFacts(*facts), LifetimeFacts(*facts)
         index = IndexFacts(*facts)
         content, copies = ContentFacts(*facts), WrongCopies(*facts)
-        beside = BesideRow(*facts)
+        tenancies = RowTenancies(*facts)
+        beside = BesideRow(tenancies, *facts)
         given_twice, *others = ownership.rules
         ownership_rules = (given_twice, beside.overwritten, *others)
         self._last = content
@@ -78,7 +80,7 @@ class Classifier:
             beside.missed,
             beside.anothers_row,
             # A row that moved names slots in any state, unwritten ones too.
-            *RecycledRows(*facts).rules,
+            *RecycledRows(tenancies, *facts).rules,
             *lifetime.rules,
             index.anothers_slot,
             index.other_row_seen,

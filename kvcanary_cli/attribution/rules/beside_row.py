@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvcanary_cli.attribution.context import RowFacts
+    from kvcanary_cli.attribution.rules.row_tenancies import RowTenancies
 
     Ints = NDArray[np.int64]
 
@@ -39,6 +40,10 @@ class BesideRow(Facts):
 
     # The rows that were looked up last, and of whom, before which event.
     _rows: tuple[tuple[int, int] | None, list[int]] = (None, [])
+
+    def __init__(self, tenancies: RowTenancies, *facts: Any) -> None:
+        super().__init__(*facts)
+        self._tenancies = tenancies
 
     def overwritten(self, damage: Damage) -> Cause | None:
         """The last writer's own row names another slot for what it wrote here."""
@@ -61,7 +66,7 @@ class BesideRow(Facts):
         if row is None or self._was_queued_before(damage, row, position):
             return None
         there = self._named(row, position, before=wrote)
-        if there in (0, slot):
+        if there in (0, slot) or not self._is_its_own(row, position, writer):
             return None
         return self._beside(damage, wrote, writer, row, (position, slot, there))
 
@@ -72,7 +77,8 @@ class BesideRow(Facts):
             return None
         there = self._named(row, position, before=wrote)
         if there == slot:
-            return self._named_twice(damage, position, held)
+            mine = self._is_its_own(row, damage.position, damage.victim)
+            return self._named_twice(damage, position, held) if mine else None
         if self._was_queued_before(damage, row, damage.position):
             return None
         return self._beside(damage, wrote, damage.victim, row, (position, slot, there))
@@ -140,7 +146,9 @@ class BesideRow(Facts):
         place = victim, damage.row, since
         own = self.context.misread.get(place)
         if own is None:
-            own = next(self._sound_rows(damage, since), None)
+            left = self._had_it_since(damage)
+            rows = self._sound_rows(damage, since)
+            own = next((r for r in rows if self.context.row(r).mapped_at(position) > left), None)
         if own is None:
             return None
         self.context.misread[place] = own
@@ -166,6 +174,16 @@ class BesideRow(Facts):
                 f"row {own} names the slot with position {position} of {name}",
             ],
         )
+
+    def _had_it_since(self, damage: Damage) -> int:
+        """When the reader got the row that it reads through, if it had it before others did.
+
+        A row that it had before that is not its own any more.
+        """
+        facts = self.context.row(damage.row)
+        got = self._tenancies.newest(facts, self.held_since(damage))
+        before = None if got is None else self._tenancies.before(facts, got)
+        return NEVER if before is None or before.req != damage.victim else before.event
 
     def _set_up_for(self, damage: Damage, since: int) -> int | None:
         """Whom the cell that led to the damage was set for, if not for its reader.
@@ -250,6 +268,12 @@ class BesideRow(Facts):
         """The row that ``writer`` ran in last, if nobody else has run in it since."""
         rows = np.flatnonzero(self.context.table.tenants == writer).tolist()
         return max(rows, key=lambda row: self.context.row(row).ran[-1][1], default=None)
+
+    def _is_its_own(self, row: int, position: int, writer: int) -> bool:
+        """Whether a cell was set while the row was the writer's, not that of who got it since."""
+        facts = self.context.row(row)
+        got = self._tenancies.newest(facts, facts.mapped_at(position))
+        return got is None or got.req == writer
 
     def _named(self, row: int, position: int, *, before: int) -> int:
         """What a row named at ``position`` at event ``before``, 0 = that is not known."""

@@ -33,8 +33,8 @@ class ContentFacts(Facts):
         others = self._is_of_another(damage, wrote)
         subtype = "misaligned_blocks" if offset and not others else "wrong_content"
         if damage.kv_only:
-            subtype = "bytes_differ"
-        elif copy is not None and not copy.canary:
+            return self._bytes_differ(damage, wrote, details)
+        if copy is not None and not copy.canary:
             return self._left_behind(damage, wrote, details)
         return Cause(
             cls="transfer_mismatch",
@@ -52,9 +52,34 @@ class ContentFacts(Facts):
                 else f"copy at event {wrote} put position {damage.stored_position} where "
                 f"{damage.position} is read (offset {offset:+d})"
                 if offset
-                else f"the bytes that the copy at event {wrote} left are not the source's"
-                if damage.kv_only
                 else f"what the copy at event {wrote} left is not what is read at that position",
+            ],
+        )
+
+    def _bytes_differ(
+        self, damage: Damage, wrote: int, details: dict[str, int | str]
+    ) -> Cause | None:
+        """The bytes are not those that the source had when they were written."""
+        looked = self.bytes_agreed(damage)
+        if looked > wrote:
+            # They were right behind the copy: it is not to blame.
+            return None
+        return Cause(
+            cls="transfer_mismatch",
+            subtype="bytes_differ",
+            cause_event=wrote,
+            corrupting_event=wrote,
+            culprit=self.writer(damage, **details),
+            # Nothing compared them between the copy and this read, nor right before the copy.
+            confidence=PROBABLE,
+            ruled_out=[
+                RuledOut("transfer_race", "the destination did not change hands while it landed")
+            ],
+            evidence=[
+                f"the bytes that the copy at event {wrote} left are not the source's",
+                "they were never compared before"
+                if looked == NEVER
+                else f"they were compared at event {looked} for the last time",
             ],
         )
 

@@ -112,11 +112,14 @@ class Facts:
         Where only the bytes are wrong, a good look is one that had a fingerprint of them.
         """
         slot = damage.slot
-        looked = self._bytes_agreed(damage) if damage.kv_only else damage.writes.sound_read(slot)
-        last_good = max(damage.came_event(), looked)
+        if damage.kv_only:
+            # A copy within the pool moves what is wrong already: it is no look at the bytes.
+            last_good = max(damage.writer_event(), self.bytes_agreed(damage))
+        else:
+            last_good = max(damage.came_event(), damage.writes.sound_read(slot))
         return (damage.event if last_good == NEVER else last_good, damage.event)
 
-    def _bytes_agreed(self, damage: Damage) -> int:
+    def bytes_agreed(self, damage: Damage) -> int:
         """Last event at which the recorded fingerprints of the slot were the right ones."""
         replay = self.now.replay
         kind = PoolKind[damage.pool_kind]

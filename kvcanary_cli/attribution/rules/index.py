@@ -113,10 +113,12 @@ class IndexFacts(Facts):
     def _mislanded(self, damage: Damage, full: int, wrote: int, culprit: Culprit) -> Cause:
         """Event ``wrote`` wrote full slot ``full`` to a SWA slot that the table does not say."""
         changed = self.context.lut_event.get(full, NEVER)
+        # What the table said when the write landed is not kept where it was changed since.
+        said = changed if changed <= wrote else wrote
         return Cause(
             cls="bad_translation",
             subtype="stale_translation_cache",
-            cause_event=event_or_none(changed),
+            cause_event=event_or_none(said),
             corrupting_event=event_or_none(wrote),
             culprit=culprit,
             ruled_out=[
@@ -289,7 +291,7 @@ class IndexFacts(Facts):
             return None
         sound = self.read_sound_since_it_came(damage)
         cause = self.moved_cells(damage)
-        if cause is None or not (sound or self._set_before(damage)):
+        if cause is None or not (sound or self._set_before(damage) or self._shown(damage)):
             return None
         cause.ruled_out.append(RuledOut("transfer_mismatch", self._not_the_copy(damage, sound)))
         if not sound:
@@ -303,7 +305,21 @@ class IndexFacts(Facts):
                 f"what the copy at event {wrote} brought was sound when event "
                 f"{damage.writes.sound_read(slot)} read slot {slot}"
             )
+        if self._shown(damage):
+            return f"what the copy at event {wrote} brought is what a match served from slot {slot}"
         return f"the cell had been set before; it was set anew behind the copy at event {wrote}"
+
+    def _shown(self, damage: Damage) -> bool:
+        """Whether a match served the slot to somebody at the position that it holds."""
+        slot, position = damage.slot, damage.stored_position
+        return any(
+            fact.event > damage.came_event()
+            and slot in fact
+            and fact.position(slot) == position != damage.position
+            and self.now.token(req, position) == damage.stored_token
+            for req, facts in self.context.matches.items()
+            for fact in facts
+        )
 
     def _set_before(self, damage: Damage) -> bool:
         """Whether the cell had been set for the reader already, while it was in the row."""

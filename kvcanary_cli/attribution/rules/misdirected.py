@@ -76,6 +76,13 @@ class MisdirectedCopies(Facts):
             found = self._in(cargo, damage)
             if found is not None:
                 return found
+        for cargo in self.context.cargos.unnamed(since):
+            # For whom it was the trace does not tell; it brought just what is missing here.
+            fit = [
+                k for k in cargo.entries(damage.position, damage.expected_token) if cargo.over[k]
+            ]
+            if fit and damage.expected_token is not None:
+                return _Astray(cargo, fit[-1], PROBABLE)
         return None
 
     def _in(self, cargo: Cargo, damage: Damage) -> _Astray | None:
@@ -105,7 +112,10 @@ class MisdirectedCopies(Facts):
 
     def _told(self, damage: Damage, cargo: Cargo, entry: int) -> str:
         landed, owner = int(cargo.dst[entry]), int(cargo.owners[entry])
-        if owner == FREE:
+        if not cargo.reqs:
+            nobody = owner in (FREE, UNKNOWN)
+            whose = "which was nobody's" if nobody else f"which {self.who(owner)} had filled"
+        elif owner == FREE:
             whose = "which was free"
         elif owner == UNKNOWN:
             whose = "whose owner the trace does not show"
@@ -116,7 +126,8 @@ class MisdirectedCopies(Facts):
         brought = int(cargo.positions[entry])
         what = "its content" if brought == UNKNOWN_CONTENT else f"position {brought}"
         reader = self.names.name(damage.victim)
+        whom = f" for {reader}" if cargo.reqs else ", for nobody that it names,"
         return (
-            f"the copy at event {cargo.event} brought {what} for {reader} to slot {landed}, "
+            f"the copy at event {cargo.event} brought {what}{whom} to slot {landed}, "
             f"{whose}; slot {damage.slot}, where {reader} reads it, got nothing"
         )

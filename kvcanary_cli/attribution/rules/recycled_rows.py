@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from kvcanary_cli.attribution.damage import Cause, Damage
 from kvcanary_cli.attribution.ledger import NEVER, NOBODY, TREE
@@ -12,28 +10,20 @@ from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, Culprit, RuledOut
 from kvcanary_cli.attribution.rules.facts import Facts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from kvcanary_cli.attribution.context import MapFact, MatchFact, RowFacts
+    from kvcanary_cli.attribution.context import MapFact, RowFacts
+    from kvcanary_cli.attribution.rules.row_tenancies import RowTenancies, Tenancy
 
 RECYCLED = "row_recycled_in_flight"
-
-
-class _Begin(NamedTuple):
-    """A map event by which ``req`` got a row; ``sure`` = it can have been nobody else."""
-
-    event: int
-    req: int
-    sure: bool
 
 
 class RecycledRows(Facts):
     """Two requests in one row: either reads what was set for the other one."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        # By row and map event, who got the row by it; None = nobody did.
-        self._begins: dict[tuple[int, int], _Begin | None] = {}
+    def __init__(self, tenancies: RowTenancies, *facts: Any) -> None:
+        super().__init__(*facts)
+        self._tenancies = tenancies
 
     @property
     def rules(self) -> tuple[Callable[[Damage], Cause | None], ...]:
@@ -62,7 +52,8 @@ class RecycledRows(Facts):
         if fact.owner > TREE and fact.owner != damage.victim:
             taker = fact.owner
         elif taker == NOBODY:
-            taker = writer
+            got = self._tenancies.newest(facts, fact.event)
+            taker = writer if got is None or got.req == damage.victim else got.req
         return self._recycled(damage, released, fact.event, taker)
 
     def taken(self, damage: Damage) -> Cause | None:
@@ -147,26 +138,26 @@ class RecycledRows(Facts):
         Who lost its row goes on to set cells in it, so that the newest of them tell nothing.
         """
         held, came = self.held_since(damage), damage.came_event()
-        if damage.row < 0 or damage.victim <= TREE or damage.kv_only or held == NEVER:
+        if damage.row < 0 or damage.victim <= TREE or held == NEVER:
             return None
-        if damage.pool_kind != "FULL":
+        if damage.pool_kind != "FULL" or (damage.kv_only and came != damage.event):
             return None
         facts, victim = self.context.row(damage.row), damage.victim
-        begin = self._begin(facts, held)
+        begin = self._tenancies.newest(facts, held)
         if begin is None or (came > held and int(self.state.owner[damage.slot]) == victim):
             return None
-        before = self._before(facts, begin)
+        before = self._tenancies.before(facts, begin)
         if before is None or before.req == begin.req or victim not in (before.req, begin.req):
             return None
         if victim == begin.req and not self._goes_on(facts, before.req, begin.event, held):
             return None
-        newest = self._begin(facts, damage.event)
+        newest = self._tenancies.newest(facts, damage.event)
         if newest is not None and newest.req == victim == before.req:
             # It got the row anew: what stands there from before is no content that it set.
             return None
         return self._begun(damage, begin, before)
 
-    def _begun(self, damage: Damage, begin: _Begin, before: _Begin) -> Cause:
+    def _begun(self, damage: Damage, begin: Tenancy, before: Tenancy) -> Cause:
         """``before``: who had the row before ``begin``, and since when."""
         row, released = damage.row, self.context.row(damage.row).released_event
         known = self.context.recycled.get((row, begin.event))
@@ -193,84 +184,9 @@ class RecycledRows(Facts):
             ],
         )
 
-    def _before(self, facts: RowFacts, begin: _Begin) -> _Begin | None:
-        """Who had the row before ``begin``, and since when: who ran there or got it last."""
-        ran = ((at, req) for req, at in reversed(facts.ran) if at < begin.event)
-        at, req = next(ran, (NEVER, NOBODY))
-        got = self._begin(facts, begin.event - 1)
-        if got is not None and (got.event > at or got.req == req):
-            return got
-        return None if at == NEVER else _Begin(at, req, sure=True)
-
-    def _begin(self, facts: RowFacts, upto: int) -> _Begin | None:
-        """The newest tenancy of the row up to event ``upto``, from its first map event on."""
-        found: _Begin | None = None
-        for fact in reversed(facts.maps):
-            if fact.event <= upto:
-                begin = self._got_by(facts, fact)
-                if begin is not None and found is not None and begin.req != found.req:
-                    break
-                found = begin or found
-        return found
-
-    def _got_by(self, facts: RowFacts, fact: MapFact) -> _Begin | None:
-        """Who got a row by a map event, if anybody did."""
-        key = facts.row, fact.event
-        if key in self._begins:
-            return self._begins[key]
-        ran = {req for req, at in facts.ran if at > fact.event}
-        begin = None
-        if fact.owner > TREE and fact.start == 0:
-            own = fact.owner in ran or not self._runs_elsewhere(facts.row, fact.owner, fact.event)
-            begin = _Begin(fact.event, fact.owner, sure=True) if own else None
-        else:
-            whose = [
-                (match.event, req)
-                for req, match in self._served(fact)
-                if self._agrees(facts, fact, match, req)
-                and (req in ran or not self._runs_elsewhere(facts.row, req, fact.event))
-            ]
-            if whose:
-                req = max(whose)[1]
-                begin = _Begin(fact.event, req, sure=len(whose) == 1 or req in ran)
-        self._begins[key] = begin
-        return begin
-
-    def _served(self, fact: MapFact) -> Iterator[tuple[int, MatchFact]]:
-        """Requests that had not ended, with their last match before a map event."""
-        among = [fact.owner] if fact.owner > TREE else list(self.context.matches)
-        for req in among:
-            ended = self.context.ended.get(req, NEVER)
-            matches = self.context.matches.get(req, ())
-            match = next((m for m in reversed(matches) if m.event < fact.event), None)
-            if match is not None and not NEVER < ended < fact.event:
-                yield req, match
-
-    def _agrees(self, facts: RowFacts, fact: MapFact, match: MatchFact, req: int) -> bool:
-        """Whether a row held what a match gave when the cells were set, as far as it still does.
-
-        Where the last slot is the request's own, what stood before the cells is from the match.
-        """
-        end = fact.start if fact.owner == req else fact.stop
-        if not 0 < end <= len(match.slots) or (fact.owner != req and end != len(match.slots)):
-            return False
-        table = facts.mapped_at_each(np.arange(end, dtype=np.int64))
-        cells = np.array([self.now.cell(None, facts.row, p) for p in range(end)])
-        same = cells == match.slots[:end]
-        return bool((same | (table > fact.event)).all() and (table <= fact.event).any())
-
-    def _runs_elsewhere(self, row: int, req: int, then: int) -> bool:
-        """Whether a request had another row at event ``then``: one that it ran in, and kept."""
-        for other in np.flatnonzero(self.context.table.tenants == req).tolist():
-            facts = self.context.row(other)
-            ran, gone = facts.ran[-1][1], facts.released_event
-            back = any(f.owner == req and gone < f.event < then for f in facts.maps)
-            if other != row and ran < then and (back or not ran < gone < then):
-                return True
-        return False
-
-    @staticmethod
-    def _goes_on(facts: RowFacts, req: int, event: int, held: int) -> bool:
+    def _goes_on(self, facts: RowFacts, req: int, event: int, held: int) -> bool:
         """Whether a request ran in a row behind an event, or set the cell at ``held``."""
-        ran = any(who == req and at > event for who, at in facts.ran)
-        return ran or any(f.event == held > event and f.owner == req for f in facts.maps)
+        if any(who == req and at > event for who, at in facts.ran):
+            return True
+        its = held > event and any(f.event == held and f.owner == req for f in facts.maps)
+        return its and not self._tenancies.runs_elsewhere(facts.row, req, held)

@@ -20,7 +20,11 @@ class WrongCopies(Facts):
     def wrong_pages(self, damage: Damage) -> Cause | None:
         """A copy wrote slots that its request never had, and did not lose while it ran."""
         writes, slot, state = damage.writes, damage.slot, self.state
-        if writes.kind[slot] != BY_COPY or not writes.foreign[slot] or damage.pool_kind != "FULL":
+        if writes.kind[slot] != BY_COPY or damage.pool_kind != "FULL":
+            return None
+        if writes.req[slot] == NOBODY:
+            return self._of_nobody(damage)
+        if not writes.foreign[slot]:
             return None
         wrote, owner = damage.writer_event(), int(state.owner[slot])
         writer, copy = int(writes.req[slot]), self.context.copies.get(wrote)
@@ -63,6 +67,33 @@ class WrongCopies(Facts):
                 f"the copy at event {wrote} for {name} wrote slot {slot}, which "
                 + ("is free" if owner == FREE else f"{whose} owns")
                 + f" since {at_event(since).removeprefix('at ')}",
+            ],
+        )
+
+    def _of_nobody(self, damage: Damage) -> Cause | None:
+        """A copy that names nobody wrote over content, while other slots waited for theirs."""
+        slot, wrote = damage.slot, damage.writer_event()
+        cargo = self.context.cargos.at(wrote)
+        entry = None if cargo is None else cargo.entry(slot)
+        if cargo is None or entry is None or cargo.reqs or not cargo.over[entry]:
+            return None
+        if not len(cargo.waiting):
+            return None
+        whose = self.who(int(cargo.owners[entry]))
+        first, count = int(cargo.waiting[0]), len(cargo.waiting)
+        waited = f"{count} slots of the prefix cache, from slot {first} on,"
+        return Cause(
+            cls="transfer_mismatch",
+            subtype="wrong_pages",
+            cause_event=wrote,
+            corrupting_event=wrote,
+            culprit=self.writer(damage),
+            confidence=PROBABLE,
+            ruled_out=[RuledOut("transfer_race", f"{waited} waited for what a copy was to bring")],
+            evidence=[
+                f"the copy at event {wrote} names nobody that it was made for; it wrote slot "
+                f"{slot}, which {whose} had filled",
+                f"{waited} were empty since the cache was given them, and got nothing then",
             ],
         )
 
