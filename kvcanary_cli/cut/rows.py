@@ -161,6 +161,7 @@ def tier_rows(replay: StateReplay) -> Iterator[Event]:
 def _tier_event(pool: str, half: str, part: dict[int, StoredSlot]) -> Event:
     assert all(stored.rows is not None for stored in part.values())
     rows = np.stack([stored.rows[half, "tail"] for stored in part.values() if stored.rows])
+    lineage = [stored.lineage for stored in part.values()]
     return {
         "kind": "canary_rows",
         "worker": "target",
@@ -168,6 +169,7 @@ def _tier_event(pool: str, half: str, part: dict[int, StoredSlot]) -> Event:
         "half": half,
         "slots": list(part),
         **{name: rows[:, k] for k, name in enumerate(_ROW_FIELDS)},
+        **({"lineage": lineage} if any(lineage) else {}),
         "unlinked": [slot for slot, stored in part.items() if stored.unlinked],
         "unhashed": [s for s, stored in part.items() if not stored.kv.get(half, (0, False))[1]],
         "unknown": [slot for slot, stored in part.items() if stored.unknown],

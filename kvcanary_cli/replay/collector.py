@@ -137,7 +137,7 @@ class Collector:
             incomplete |= lane.proposal[host_slots]
         if proposed is not None:
             verify_plan.verify_expected_tokens[:count][_mask(proposed, slots)] = NO_EXPECTED_TOKEN
-        if self._partial_table or lane.any_unlinked or lane.unknown is not None:
+        if lane.any_unlinked or lane.lineage is not None:
             mask = lane.says_nothing(host_slots, host_prevs)
             if self.active:
                 self._tally.chain_unlinked += int(mask.sum())

@@ -29,12 +29,19 @@ BETWEEN_POOLS = "between pools"
 
 @dataclass(slots=True)
 class StoredSlot:
-    """What one slot of another tier holds: canary rows by buffer, fingerprints by half."""
+    """What one slot of another tier holds: canary rows by buffer, fingerprints by half.
+
+    ``unlinked``, ``unknown`` and ``lineage`` are those of ``Lane``.
+    """
 
     rows: dict[tuple[str, str], NDArray[np.int64]] | None
     kv: dict[str, tuple[int, bool]]
     unlinked: bool
     unknown: bool
+    lineage: int
+
+
+_EMPTY = StoredSlot(None, {}, unlinked=False, unknown=False, lineage=0)
 
 
 class Tiers:
@@ -47,16 +54,19 @@ class Tiers:
         """Device slots ``src`` were copied to ``dst`` of ``pool``."""
         rows = {key: get_rows(buffer, src) for key, buffer in lane.buffers().items()}
         kv = {half: (prints.get(src), ~prints.unhashed[src]) for half, prints in lane.kv.items()}
-        loose = lane.loose(src)
+        lineage = lane.lineage_of(src)
         for k, slot in enumerate(dst.tolist()):
-            before = self._slots.get((pool, slot))
+            prints_of = {half: (int(h[k]), bool(known[k])) for half, (h, known) in kv.items()}
+            if not canary:
+                before = self._slots.get((pool, slot)) or _EMPTY
+                self._slots[pool, slot] = replace(before, kv=prints_of)
+                continue
             self._slots[pool, slot] = StoredSlot(
-                rows={key: values[k] for key, values in rows.items()}
-                if canary
-                else (None if before is None else before.rows),
-                kv={half: (int(h[k]), bool(known[k])) for half, (h, known) in kv.items()},
-                unlinked=bool(loose[k]),
+                rows={key: values[k] for key, values in rows.items()},
+                kv=prints_of,
+                unlinked=bool(lane.unlinked[src[k]]),
                 unknown=lane.unknown is not None and bool(lane.unknown[src[k]]),
+                lineage=int(lineage[k]),
             )
 
     def load(self, pool: str, src: Ints, lane: Lane, dst: Ints, *, canary: bool) -> Ints:
@@ -74,6 +84,8 @@ class Tiers:
                 lane.note_written(to)
                 if stored.unlinked:
                     lane.unlink(to)
+                if stored.lineage:
+                    lane.set_lineage(to, np.array([stored.lineage], dtype=np.int64))
             for half, prints in lane.kv.items():
                 value, known = stored.kv.get(half, (0, False))
                 if known and (canary or not prints.unhashed[dst_slot]):
@@ -101,7 +113,7 @@ class Tiers:
     def set_prints(self, pool: str, half: str, slots: Ints, hashes: Ints) -> None:
         """The bytes of ``slots`` now have these fingerprints; their canary rows stay."""
         for slot, value in zip(slots.tolist(), hashes.tolist(), strict=True):
-            stored = self._slots.get((pool, slot)) or StoredSlot(None, {}, False, False)
+            stored = self._slots.get((pool, slot)) or _EMPTY
             kv = stored.kv | {half: (value, True)}
             self._slots[pool, slot] = replace(stored, kv=kv)
 

@@ -128,7 +128,13 @@ def _restore_tier(replay: Replay, pool: str, half: str, content: _Rows) -> None:
     unhashed, unlinked, unknown = (
         set(values.tolist()) for values in (content.unhashed, content.unlinked, content.unknown)
     )
-    for slot, row in zip(content.slots.tolist(), content.rows, strict=True):
+    lineage = np.zeros(len(content.slots), dtype=np.int64)
+    if content.lineage is not None:
+        lineage = content.lineage
+        replay.pool.lineages.met(lineage)
+    for slot, row, chain in zip(
+        content.slots.tolist(), content.rows, lineage.tolist(), strict=True
+    ):
         before = replay.tiers.at(pool, slot)
         bare = row.copy()
         bare[3] = 0
@@ -138,7 +144,8 @@ def _restore_tier(replay: Replay, pool: str, half: str, content: _Rows) -> None:
             rows = dict(before.rows)
         rows[half, "tail"] = row
         kv[half] = (int(row[3]), slot not in unhashed)
-        replay.tiers.restore(pool, slot, StoredSlot(rows, kv, slot in unlinked, slot in unknown))
+        stored = StoredSlot(rows, kv, slot in unlinked, slot in unknown, chain)
+        replay.tiers.restore(pool, slot, stored)
 
 
 def restore_position_prints(histories: TokenHistories, segment: Segment, row: int) -> None:

@@ -24,6 +24,21 @@ if TYPE_CHECKING:
     from kvcanary_cli.replay.known import Known
 
 
+class Lineages:
+    """Numbers the chains whose beginning is unknown, for all lanes and tiers of a replay."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def new(self) -> int:
+        self._last += 1
+        return self._last
+
+    def met(self, lineage: NDArray[np.int64]) -> None:
+        """These numbers are in use."""
+        self._last = max(self._last, int(lineage.max(initial=0)))
+
+
 class Lane:
     """Canary rows of one pool.
 
@@ -58,6 +73,7 @@ class Lane:
         check_kv: bool,
         lut: torch.Tensor | None,
         starts_mid_run: bool,
+        lineages: Lineages,
         window: int = 0,
     ) -> None:
         self.worker = worker
@@ -86,7 +102,7 @@ class Lane:
         self.starts_mid_run = starts_mid_run
         self.unknown = np.ones(num_slots, dtype=np.bool_) if starts_mid_run else None
         self.lineage: NDArray[np.int32] | None = None
-        self._lineages = 0
+        self._lineages = lineages
         self.proposal: NDArray[np.bool_] | None = None
         self.records: NDArray[Any] = make_records(num_slots, LANE)
         self.written_at: NDArray[np.int32] = self.records["written_at"]
@@ -173,8 +189,7 @@ class Lane:
         """Number of a chain whose beginning is unknown."""
         if self.lineage is None:
             self.lineage = np.zeros(self.num_slots, dtype=np.int32)
-        self._lineages += 1
-        return self._lineages
+        return self._lineages.new()
 
     def set_lineage(self, slots: NDArray[np.int64], lineage: NDArray[np.int64]) -> None:
         """Restore the beginnings that the chain values of ``slots`` descend from."""
@@ -182,14 +197,13 @@ class Lane:
         if self.lineage is None:
             self.lineage = np.zeros(self.num_slots, dtype=np.int32)
         self.lineage[slots] = lineage
-        self._lineages = max(self._lineages, int(lineage.max(initial=0)))
+        self._lineages.met(lineage)
 
-    def loose(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of ``slots`` hold a chain value that says nothing about their predecessor."""
-        out: NDArray[np.bool_] = self.unlinked[slots].copy()
-        if self.lineage is not None:
-            out |= self.lineage[slots] != 0
-        return out
+    def lineage_of(self, slots: NDArray[np.int64]) -> NDArray[np.int32]:
+        """``lineage`` of ``slots`` [n]."""
+        if self.lineage is None:
+            return np.zeros(len(slots), dtype=np.int32)
+        return self.lineage[slots]
 
     def says_nothing(self, slots: NDArray[np.int64], prevs: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which links from ``slots`` to their predecessors (-1 = head) cannot be checked."""

@@ -10,7 +10,7 @@ from kvcanary_cli.abi.constants import PoolKind
 from kvcanary_cli.backends.cpu.pages import zeros
 from kvcanary_cli.replay.history import TokenHistories
 from kvcanary_cli.replay.known import Known
-from kvcanary_cli.replay.lanes import Lane
+from kvcanary_cli.replay.lanes import Lane, Lineages
 from kvcanary_cli.replay.prefixes import PrefixIndex
 from kvcanary_cli.replay.requests import Requests, RowOf
 
@@ -80,6 +80,7 @@ class PoolState:
         self._header, self._device = header, device
         self._check_kv, self._v_half = check_kv, v_half
         self.lanes: dict[tuple[str, PoolKind], Lane] = {}
+        self.lineages = Lineages()
         self.known: list[Known] = []
 
     def make_lanes(self, worker: str) -> list[Lane]:
@@ -100,6 +101,7 @@ class PoolState:
                 check_kv=self._check_kv,
                 lut=self._lut_tensor if swa else None,
                 starts_mid_run=self._header.starts_mid_run,
+                lineages=self.lineages,
                 window=pool.swa_window if swa else 0,
             )
             self.lanes[worker, kind] = lane

@@ -77,6 +77,33 @@ def test_content_of_the_host_tier(host_slots: list[int], tmp_path: Path) -> None
     assert_same_verdict(whole, tmp_path, (5, 6))
 
 
+@pytest.mark.parametrize("first", [2, 5])
+def test_a_chain_with_an_unknown_beginning_through_the_host_tier(
+    first: int, tmp_path: Path
+) -> None:
+    """It is no other chain than that of a row which has been seen from its head on."""
+    whole = _whole(
+        tmp_path,
+        [
+            {"kind": "history", "req": "A", "start": 0, "ids": [11, 12, 13, 14]},
+            {"kind": "map", "row": 1, "start": 0, "slots": [1, 2, 3, 4]},
+            decode_step(1, "A", 1, 14, 3, 4),
+            {"kind": "copy", "src": [4], "dst": [100], "dst_pool": "host"},
+            {"kind": "history", "req": "B", "start": 0, "ids": [11, 12, 13, 14, 15, 16, 17]},
+            {"kind": "map", "row": 2, "start": 0, "slots": [5, 6, 7, 8, 9, 10, 30]},
+            extend(2, "B", 2, 0, [11, 12, 13, 14, 15], [5, 6, 7, 8, 9]),
+            decode_step(5, "B", 2, 16, 5, 10),
+            {"kind": "copy", "src": [100], "dst": [20], "src_pool": "host"},
+            {"kind": "map", "row": 2, "start": 3, "slots": [20]},
+            decode_step(6, "B", 2, 17, 6, 30),
+        ],
+        starts_mid_run=True,
+    )
+    assert not found(whole)
+    assert_same_verdict(whole, tmp_path, (first, None))
+    assert run(cut_to(whole, tmp_path, (first, None))[0]).coverage.chain_unlinked == 2
+
+
 def test_bytes_that_changed_in_the_host_tier(tmp_path: Path) -> None:
     whole = _whole(
         tmp_path,
