@@ -53,6 +53,11 @@ class Root:
     surely: bool = True
 
 
+def in_order(root: Root) -> tuple[int, int, str]:
+    """Key of roots of one broken rule: by what happened, not by numbers of slots."""
+    return root.event, NEVER if root.follows is None else root.follows, root.what
+
+
 class BrokenRules:
     """Keeps what was found.
 
@@ -107,7 +112,8 @@ class BrokenRules:
             freed = int(self._state.free_event[slot])
             by = self._names.name(int(self._state.free_by[slot])) if freed in root[1:] else None
             groups.setdefault((*root, by), []).append(slot)
-        return tuple(Root(*key[:2], tuple(mine), *key[2:], suffers) for key, mine in groups.items())
+        roots = (Root(*key[:2], tuple(mine), *key[2:], suffers) for key, mine in groups.items())
+        return tuple(sorted(roots, key=in_order))
 
     def _root(self, name: str, slot: int, actor: int, event: int) -> tuple[str, int, int | None]:
         """What an earlier event broke already: see ``Root``.

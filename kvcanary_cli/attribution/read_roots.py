@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvcanary_cli.attribution import result as what
+from kvcanary_cli.attribution.broken_rules import in_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -56,8 +57,9 @@ class ReadRoots:
         groups: dict[Root, list[int]] = {}
         for slot in root.slots:
             groups.setdefault(self._of_slot(found, bare, slot), []).append(slot)
-        for one, slots in groups.items():
-            yield replace(one, slots=tuple(slots))
+        # The order of what happened, not of the slots' numbers.
+        for one in sorted(groups, key=in_order):
+            yield replace(one, slots=tuple(groups[one]))
 
     def _of_slot(self, found: OwnershipFinding, root: Root, slot: int) -> Root:
         """What ``slot`` goes back to."""

@@ -11,7 +11,7 @@ import pytest
 from kvcanary_cli.inject.inject import inject_faults, load_run
 from kvcanary_cli.inject.kinds import KINDS
 from tests.attribution.helpers import CAPTURES, diagnose
-from tests.replay.transforms import permute_slots, rename_requests, renumber
+from tests.replay.transforms import permute_slots, rename_requests, renumber, requests_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,10 +74,7 @@ def _told(
 
 def test_request_names(corrupt: tuple[Event, list[Event], Diagnosis]) -> None:
     head, events, clean = corrupt
-    names = sorted(
-        {r for e in events for r in e.get("reqs", []) if r}
-        | {e[k] for e in events for k in ("req", "owner", "from") if k in e and e[k] != "tree"}
-    )
+    names = requests_of(events)
     shuffled = dict(zip(names, random.Random(1).sample(names, len(names)), strict=True))
     other = diagnose(head, rename_requests(events, lambda n: shuffled[n]))
     assert _told(other) == _told(clean, name=lambda n: shuffled.get(n, n))

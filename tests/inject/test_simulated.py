@@ -39,13 +39,13 @@ def engine_settings(draw: st.DrawFn) -> Settings:
     )
 
 
-def _planted(engine: Settings, name: str, seed: int) -> tuple[Event, list[Event], Built] | None:
+def planted(engine: Settings, name: str, seed: int) -> tuple[Event, list[Event], Built] | None:
     head, events = simulate(engine)
     run, kind = CleanRun(head, events), KINDS[name]
-    planted = None if kind.missing(run) else plant(run, kind, seed)
-    if planted is None:
+    fault = None if kind.missing(run) else plant(run, kind, seed)
+    if fault is None:
         return None
-    built = build(run, planted)
+    built = build(run, fault)
     return head, [*events[: built.first], *built.tail], built
 
 
@@ -69,7 +69,7 @@ SOME_PRINTED = Settings(
     max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
 def test_what_is_planted_shows(engine: Settings, name: str, seed: int) -> None:
-    made = _planted(engine, name, seed)
+    made = planted(engine, name, seed)
     assume(made is not None)
     assert made is not None
     head, events, _ = made

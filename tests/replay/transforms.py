@@ -47,15 +47,36 @@ def start_mid_run(head: Event, events: list[Event], at: int) -> Trace:
     return head | {"starts_mid_run": True}, renumber(events[at:])
 
 
+def lose(events: list[Event], at: int, count: int) -> list[Event]:
+    """The trace of a recorder that lost ``count`` events behind the first ``at``."""
+    return events[:at] + events[at + count :]
+
+
+_NAMED_BY = ("req", "owner", "from", "by", "parent", "child")
+
+
+def requests_of(events: list[Event]) -> list[str]:
+    """Every request that an event names, in order."""
+    names: dict[str, None] = {}
+    for event in events:
+        names |= dict.fromkeys(event[key] for key in _NAMED_BY if key in event)
+        names |= dict.fromkeys(req for req in event.get("reqs", ()) if req is not None)
+        if isinstance(event.get("src"), dict):
+            names[event["src"]["req"]] = None
+    return [name for name in names if name != "tree"]
+
+
 def rename_requests(events: list[Event], name: Callable[[str], str]) -> list[Event]:
     """Every request under another name; the prefix cache keeps its own."""
     out = copy.deepcopy(events)
     for event in out:
-        for key in ("req", "owner", "from"):
+        for key in _NAMED_BY:
             if key in event and event[key] != "tree":
                 event[key] = name(event[key])
         if "reqs" in event:
             event["reqs"] = [None if req is None else name(req) for req in event["reqs"]]
+        if isinstance(event.get("src"), dict):
+            event["src"]["req"] = name(event["src"]["req"])
     return out
 
 
@@ -79,17 +100,20 @@ def permute_slots(events: list[Event], slot: Callable[[int], int]) -> list[Event
     def moved(values: list[int]) -> list[int]:
         return [slot(s) for s in values]
 
+    pools = ("full", "draft")
     for event in out:
         if event["kind"] == "copy":
             for key in ("src", "dst"):
-                if event.get(f"{key}_pool", "full") in ("full", "draft"):
+                if event.get(f"{key}_pool", "full") in pools and isinstance(event[key], list):
                     event[key] = moved(event[key])
             continue
-        if event.get("pool", "full") == "swa":
+        if event.get("pool", "full") not in pools:
             continue
         for key in ("slots", "out_cache_loc", "full"):
             if key in event:
                 event[key] = moved(event[key])
+        if "landed" in event and event["landed"]["pool"] in pools:
+            event["landed"]["slots"] = moved(event["landed"]["slots"])
         if "row_as_read" in event:
             event["row_as_read"] = {row: moved(v) for row, v in event["row_as_read"].items()}
         if "copy_on_write" in event:
