@@ -242,6 +242,9 @@ class FindingBook:
             finding.blast_radius[victim] = None
         if finding.cls in ONE_STEP and step != finding.first_bad_step:
             return finding
+        if finding.pool_kind != lane[1]:
+            # Its slots are those of the lane that showed it first.
+            return finding
         finding.slots.update(slots.tolist())
         finding.seam_slots.difference_update(finding.slots)
         if finding.positions is not None and victim == finding.victim:

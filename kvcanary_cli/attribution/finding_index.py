@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class FindingIndex:
-    """Findings by their events and by their slots.
+    """Findings by their events and by their slots, those of the full pool: SWA slots are others.
 
     Args:
         findings: The first ones.
@@ -37,7 +37,7 @@ class FindingIndex:
         for event in (finding.cause_event, finding.corrupting_event, *finding.follows):
             if event is not None:
                 self._by_any.setdefault(event, {})[finding.id] = finding
-        for slot in finding.slots | finding.sources:
+        for slot in finding.slots | finding.sources if finding.pool_kind == "FULL" else ():
             self._by_slot.setdefault(slot, {})[finding.id] = finding
 
     def caused_by(self, *events: int | None) -> list[Finding]:
@@ -51,5 +51,5 @@ class FindingIndex:
         return self._by_any.get(event, {}).values()
 
     def at(self, slot: int) -> Iterable[Finding]:
-        """Findings that a slot belongs to, or that came from it."""
+        """Findings that a slot of the full pool belongs to, or that came from it."""
         return self._by_slot.get(slot, {}).values()

@@ -63,7 +63,8 @@ class Overwritten:
         if not len(self._overwritten):
             return
         slots, rows = now.read.slots, now.read.batch_rows
-        shown = {int(slot) for chunk in found for slot in chunk.columns["slot"]}
+        full = [chunk for chunk in found if chunk.pool_kind == "FULL"]
+        shown = {int(slot) for chunk in full for slot in chunk.columns["slot"]}
         writes = now.follower.lane(forward.worker, "FULL")
         for k in self._overwritten.tolist():
             slot, row = int(slots[k]), int(rows[k])

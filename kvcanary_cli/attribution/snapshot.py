@@ -178,7 +178,7 @@ class Snapshots:
 
         Where several broke it, that of the victim.
         """
-        if finding.violations or finding.cause_event is None:
+        if finding.violations or finding.cause_event is None or finding.pool_kind != "FULL":
             return None
         for event in (finding.corrupting_event, finding.cause_event):
             noted = self._broken.get(NEVER if event is None else event, ())

@@ -243,7 +243,8 @@ class TransferRaces:
         for race in self._races.values():
             shown = book.by_cause.get(book.cause_key(race.cause, "target", "FULL"))
             same = findings.caused_by(race.cause.cause_event)
-            if shown is None and all(one.slots.isdisjoint(race.slots) for one in same):
+            other = all(f.pool_kind != "FULL" or f.slots.isdisjoint(race.slots) for f in same)
+            if shown is None and other:
                 slots = np.array(sorted(race.slots), dtype=np.int64)
                 none = np.empty(0, dtype=np.int64)
                 race.cause.evidence.append("no damaged content was read in this trace")
