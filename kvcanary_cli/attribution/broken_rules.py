@@ -53,9 +53,10 @@ class Root:
     surely: bool = True
 
 
-def in_order(root: Root) -> tuple[int, int, str]:
+def in_order(root: Root) -> tuple[int, int, str, bool]:
     """Key of roots of one broken rule: by what happened, not by numbers of slots."""
-    return root.event, NEVER if root.follows is None else root.follows, root.what
+    follows = NEVER if root.follows is None else root.follows
+    return root.event, follows, root.what, root.surely
 
 
 class BrokenRules:

@@ -12,7 +12,14 @@ from kvcanary_cli.attribution import result as what
 from kvcanary_cli.attribution.damage import Cause
 from kvcanary_cli.attribution.finding_index import FindingIndex
 from kvcanary_cli.attribution.read_roots import LATE_CELL
-from kvcanary_cli.attribution.result import CERTAIN, POSSIBLE, PROBABLE, Culprit, RuledOut
+from kvcanary_cli.attribution.result import (
+    CERTAIN,
+    CONFIDENCES,
+    POSSIBLE,
+    PROBABLE,
+    Culprit,
+    RuledOut,
+)
 from kvcanary_cli.attribution.rules.recycled_rows import RECYCLED
 from kvcanary_cli.attribution.runner_up import runner_up
 
@@ -52,6 +59,7 @@ _EXCUSES = {
     what.FREE_BY_NON_OWNER: ("fork",),
     what.OWN_BY_NON_OWNER: ("fork",),
 }
+_MAY_BE_EARLIER = "whether they were freed before, too, is not known"
 _FREES = frozenset({what.FREE_BY_NON_OWNER, what.DOUBLE_FREE})
 _MET_BY_READING = what.READS | {what.READ_BEFORE_WRITE}
 # Findings of these classes say that somebody's idea of its slots is wrong: what it does to those
@@ -109,14 +117,14 @@ def explain_unread(
         same = unread.caused_by(root.event, root.follows)
         first = next((f for f in same if _same_root(f, found, root)), None)
         if first is not None:
-            _follow(first, found, slots, _victim(found, root), rules)
+            _follow(first, found, root, slots, rules)
             unread.add(first)
             continue
         reads = found.what in _MET_BY_READING and _runs(found.actor, found, rules)
         if root.what == LATE_CELL:
             recycled = _recycled(book, found, roots.cell(found, slots[0]))
             if recycled is not None:
-                _follow(recycled, found, slots, _victim(found, root), rules)
+                _follow(recycled, found, root, slots, rules)
                 shown.add(recycled)
                 continue
             late = _late_cell(found, root, roots)
@@ -194,17 +202,21 @@ def _same_root(finding: Finding, found: OwnershipFinding, root: Root) -> bool:
 def _follow(
     finding: Finding,
     found: OwnershipFinding,
+    root: Root,
     slots: list[int],
-    victim: str | None,
     rules: OwnershipRules,
 ) -> None:
-    """Add what a later broken rule, which ``victim`` suffers from, tells of the same cause."""
+    """Add what a later broken rule tells of the same cause: ``slots`` go back to ``root``."""
+    victim = _victim(found, root)
     on_its_way = found.what in what.READS and found.event == finding.corrupting_event
     if finding.cls == "late_write" and on_its_way and found.actor == finding.culprit.req:
         finding.evidence.append(
             f"the same forward of {found.actor} read {len(slots)} slots that it had no longer"
         )
         return
+    if not root.surely and _MAY_BE_EARLIER not in finding.evidence:
+        finding.evidence.append(_MAY_BE_EARLIER)
+        finding.confidence = max(finding.confidence, PROBABLE, key=CONFIDENCES.index)
     finding.slots.update(slots)
     finding.last_event = found.event
     if finding.first_bad_step is None:
@@ -351,7 +363,7 @@ def _cause(found: OwnershipFinding, root: Root, roots: ReadRoots) -> Cause:
         # What it did was to give them back: it had no part in the read.
         culprit = Culprit(req=by, step=None, event=root.event)
     if not root.surely:
-        evidence.append("whether they were freed before, too, is not known")
+        evidence.append(_MAY_BE_EARLIER)
     return Cause(
         cls=cls,
         subtype=subtype or found.what,

@@ -171,6 +171,27 @@ def test_what_is_not_kept_any_more_is_not_certain(monkeypatch: pytest.MonkeyPatc
     assert (finding.cls, finding.confidence) == ("use_after_free", "probable")
 
 
+@pytest.mark.parametrize("matched_at_once", [True, False])
+@pytest.mark.parametrize(("twice", "once"), [(10, 11), (11, 10)])
+def test_one_slot_of_a_free_that_is_not_known_to_be_the_first(
+    twice: int, once: int, matched_at_once: bool
+) -> None:
+    """Nobody saw an entry being published, and only one of its slots was freed before."""
+    both = [twice, once]
+    matches = [both] if matched_at_once else [[once], [twice]]
+    events = [
+        {"kind": "alloc", "owner": "Z", "slots": [twice]},
+        _free("Z", [twice]),
+        {"kind": "alloc", "owner": "T", "slots": both},
+        _free("T", both),
+        *({"kind": "match", "req": "A", "entry": "E", "slots": slots} for slots in matches),
+    ]
+    (finding,) = diagnose(HEAD_P, numbered(events)).findings
+    assert (finding.subtype, finding.cause_event, finding.slots) == ("phantom_hit", 3, set(both))
+    assert finding.confidence == "probable"
+    assert finding.evidence.count("whether they were freed before, too, is not known") == 1
+
+
 @given(
     ends=st.lists(st.booleans(), min_size=1, max_size=3).map(
         lambda e: [True] * (len(e) - 1) + e[:1]
