@@ -6,17 +6,20 @@ import subprocess
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvcanary_cli.trace.reader import open_trace
 from tests.engines.driving import KILLS_S
 from tests.engines.killed import check
 from tests.engines.setup_vllm import ENVIRONMENT, VLLM
-from tests.engines.vllm_runs import RUNS, Run, engine_env, run_all
+from tests.engines.vllm_runs import GROUP_FAULTS, RUNS, Run, engine_env, run_all
 from tests.record.helpers import events, replay, sound_verdict, steps
 
 CLEAN = ["prefix", "preemption", "ngram"]
 STEPS, REQUESTS = 300, 40
+#: What the requests' names end in where the second group of layers is told.
+GROUP = "/group-1"
 
 #: Planted fault to the class that it must be called.
 CLASSES = {
@@ -136,7 +139,7 @@ def test_accepted_drafts_are_what_the_request_went_on_with(runs: dict[str, Run])
 
 def test_the_last_owners_are_the_engines_own(runs: dict[str, Run]) -> None:
     """What the cache owns at the end is what the block pool still has a hash of."""
-    for name in CLEAN:
+    for name in [*CLEAN, "hybrid", "windows"]:
         done = runs[name]
         owned: set[int] = set()
         for event in events(done.trace):
@@ -186,6 +189,72 @@ def test_a_fault_in_the_live_engine_is_named(fault: str, runs: dict[str, Run]) -
     if fault in ("free_live_block", "hand_out_twice"):
         assert {slot // 32 for slot in finding.slots} == {truth["slot"] // 32}
     assert finding.first_bad_step == _first_bad_step(done, fault, truth)
+
+
+def test_each_group_of_layers_is_told_and_replays_clean(runs: dict[str, Run]) -> None:
+    """The second group, which looks back a window, under names of its own."""
+    done = runs["hybrid"]
+    assert done.result["error"] is None
+    assert done.result["finished"]
+    found = events(done.trace)
+    fed: dict[bool, dict[str, list[int]]] = {False: {}, True: {}}
+    for event in found:
+        if event["kind"] == "forward":
+            of_group = {req.endswith(GROUP) for req in event["reqs"]}
+            assert len(of_group) == 1
+            starts = [0, *np.cumsum(_counts(event))]
+            for b, req in enumerate(event["reqs"]):
+                tokens = fed[of_group == {True}].setdefault(req.removesuffix(GROUP), [])
+                tokens += event["input_ids"][starts[b] : starts[b + 1]]
+    # Both are fed the same, and it all.
+    assert fed[False] == fed[True]
+    assert len(fed[True]) == REQUESTS
+    assert len(steps(done.trace)) >= 2 * STEPS
+    for kind in ("alloc", "free", "own", "match", "publish", "finish", "row_release"):
+        names = {e.get("req") or e.get("owner") or "" for e in found if e["kind"] == kind}
+        names |= {e["from"] for e in found if e["kind"] == "own" == kind}
+        assert any(name.endswith(GROUP) for name in names), kind
+        assert any(name.startswith("req-") and GROUP not in name for name in names), kind
+    # What a window has left behind is given back, while the request goes on.
+    assert any(e.get("reason") == "window" for e in found if e["kind"] == "free")
+    gone = [e for e in found if e["kind"] == "map" and not any(e["slots"])]
+    assert gone
+    assert not open_trace(done.trace).header.not_recorded
+    diagnosis = replay(done.trace)
+    assert not diagnosis.ownership
+    assert not diagnosis.findings
+    assert not len(diagnosis.replay.violations)
+    assert diagnosis.verdict == "clean"
+    coverage = diagnosis.replay.coverage
+    assert min(coverage.entries_verified, coverage.kv_hashes) > 50_000
+
+
+@pytest.mark.parametrize("name", ["hybrid_preemption", "windows"])
+def test_windows_replay_clean_whatever_else_happens(name: str, runs: dict[str, Run]) -> None:
+    """Under preemption, from the middle on; and where all layers look back a window only."""
+    done = runs[name]
+    assert done.result["finished"]
+    diagnosis = replay(done.trace)
+    assert not diagnosis.ownership
+    assert not diagnosis.findings
+    assert diagnosis.verdict == "clean"
+    assert diagnosis.replay.coverage.entries_verified > 10_000
+    assert {"forward", "map"} <= open_trace(done.trace).header.records
+    names = {req for event in _forwards(done) for req in event["reqs"]}
+    assert any(name.endswith(GROUP) for name in names) == (name == "hybrid_preemption")
+    assert (done.result["preempted"] > 0) == (name == "hybrid_preemption")
+
+
+@pytest.mark.parametrize("fault", GROUP_FAULTS)
+def test_a_fault_in_a_further_group_of_layers_is_named(fault: str, runs: dict[str, Run]) -> None:
+    done = runs[f"fault_group_{fault}"]
+    truth = done.result["truth"]
+    finding = replay(done.trace).findings[0]
+    assert (finding.cls, finding.victim) == (CLASSES[fault], truth["req"] + GROUP)
+    assert truth["slot"] // 32 in {slot // 32 for slot in finding.slots}
+    if fault in ("kv_bytes", "swap_cells"):
+        # Two forwards for each launch.
+        assert finding.first_bad_step in (2 * truth["launch"], 2 * truth["launch"] + 1)
 
 
 def test_what_a_connector_keeps_blocks_for_is_told(runs: dict[str, Run]) -> None:
@@ -246,9 +315,14 @@ def _first_bad_step(done: Run, fault: str, truth: dict[str, Any]) -> int:
     return int(min(e["step"] for e in launched if e["step"] >= spoiled[0]))
 
 
+def _counts(forward: dict[str, Any]) -> list[int]:
+    """Tokens that each row writes."""
+    return forward.get("extend_seq_lens") or [1] * len(forward["reqs"])
+
+
 def _writers(forward: dict[str, Any]) -> list[str]:
-    counts = forward.get("extend_seq_lens") or [1] * len(forward["reqs"])
-    return [req for req, count in zip(forward["reqs"], counts, strict=True) for _ in range(count)]
+    rows = zip(forward["reqs"], _counts(forward), strict=True)
+    return [req for req, count in rows for _ in range(count)]
 
 
 @pytest.mark.parametrize("k", range(len(KILLS_S)))

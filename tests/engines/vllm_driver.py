@@ -29,6 +29,7 @@ DESCRIPTION: dict[str, Any] = {
     "record_options": {},
     "disk": None,
     "engine_args": {},
+    "layers": "",
     "requests": 40,
     "prefix_families": 4,
     "paired": False,
@@ -42,6 +43,7 @@ DESCRIPTION: dict[str, Any] = {
     "kill_after_s": None,
     "fault": None,
     "fault_step": 40,
+    "fault_group": 0,
     "seed": 1,
 }
 _STEPS_AT_MOST = 100_000
@@ -105,7 +107,7 @@ def build_engine(run: dict[str, Any]) -> Any:
     from tests.engines.vllm_model import make_vllm_model
 
     arguments = {
-        "model": str(make_vllm_model(Path(run["folder"]) / "model")),
+        "model": str(make_vllm_model(Path(run["folder"]) / "model", run["layers"])),
         "load_format": "dummy",
         "dtype": "bfloat16",
         "enforce_eager": True,

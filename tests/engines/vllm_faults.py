@@ -13,19 +13,19 @@ _LEFT = 12
 def plant(fault: str, load: Load) -> dict[str, Any] | None:
     """Plant ``fault``; what was done, or None if no request fits it yet."""
     scheduler, manager = load.scheduler, load.scheduler.kv_cache_manager
-    pool, size = manager.block_pool, 32
+    pool, size, group = manager.block_pool, 32, load.run["fault_group"]
     if fault == "free_while_sending":
         return _free_while_sending(scheduler)
     for request in scheduler.running:
         name = request.request_id
-        blocks = manager.coordinator.get_blocks(name)[0]
+        blocks = manager.coordinator.get_blocks(name)[group]
         full = request.num_computed_tokens // size
         left = request.max_tokens - request.num_output_tokens
         if full < 2 or left < _LEFT or request.num_computed_tokens % size > size - 3:
             continue
         if request.num_computed_tokens < request.num_prompt_tokens:
             continue
-        mine = [k for k in range(full) if blocks[k].ref_cnt == 1]
+        mine = [k for k in range(full) if blocks[k].ref_cnt == 1 and not blocks[k].is_null]
         if not mine:
             continue
         k = mine[-1]
@@ -39,11 +39,13 @@ def plant(fault: str, load: Load) -> dict[str, Any] | None:
                 _hand_out(pool, block)
             case "swap_cells":
                 row = load.runner.input_batch.req_id_to_index[name]
-                table = load.runner.input_batch.block_table[0].block_table.np
-                table[row, [0, 1]] = table[row, [1, 0]]
-                truth |= {"position": 0, "slot": blocks[1].block_id * size}
+                table = load.runner.input_batch.block_table[group].block_table.np
+                # Of a window, the end: its beginning is read by nobody any more.
+                first = full - 2 if group else 0
+                table[row, [first, first + 1]] = table[row, [first + 1, first]]
+                truth |= {"position": first * size, "slot": blocks[first + 1].block_id * size}
             case "kv_bytes":
-                _flip(load.runner, block.block_id, 3)
+                _flip(load.runner, group, block.block_id, 3)
             case "shift_position" | "shift_slot":
                 others = [r for r in scheduler.running if r.request_id != name]
                 others = [r for r in others if r.num_computed_tokens > 2 * size]
@@ -87,11 +89,11 @@ def _hand_out(pool: Any, stolen: Any) -> None:
     queue.popleft_n = popleft_n
 
 
-def _flip(runner: Any, block: int, offset: int) -> None:
-    """Change one bit of the first layer's K at ``offset`` of ``block``."""
+def _flip(runner: Any, group: int, block: int, offset: int) -> None:
+    """Change one bit of K in the first layer of ``group``, at ``offset`` of ``block``."""
     import torch
 
-    name = runner.kv_cache_config.kv_cache_groups[0].layer_names[0]
+    name = runner.kv_cache_config.kv_cache_groups[group].layer_names[0]
     cache = runner.compilation_config.static_forward_context[name].kv_cache
     cache.view(torch.int16)[block, 0].view(-1)[offset] ^= 1
 

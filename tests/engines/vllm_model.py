@@ -16,12 +16,36 @@ from tests.engines.tiny_model import make_model
 HEAD_SIZE = 32
 
 
-def make_vllm_model(folder: Path) -> Path:
-    """Write the files of a model; returns ``folder``."""
+#: Tokens that layers with a sliding window look back.
+WINDOW = 64
+#: Of layers with a window and without, in this order or the other.
+_HYBRID = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "query_pre_attn_scalar": HEAD_SIZE,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rope_local_base_freq": 10000.0,
+    "sliding_window": WINDOW,
+}
+LAYERS = {
+    "hybrid": ["full_attention", "sliding_attention"],
+    "windows": ["sliding_attention", "sliding_attention"],
+}
+
+
+def make_vllm_model(folder: Path, layers: str = "") -> Path:
+    """Write the files of a model; returns ``folder``.
+
+    Args:
+        folder: Where to.
+        layers: Which of ``LAYERS`` it has; "" = none with a window.
+    """
     make_model(folder)
     path = folder / "config.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps(config | {"head_dim": HEAD_SIZE}))
+    config = json.loads(path.read_text()) | {"head_dim": HEAD_SIZE}
+    if layers:
+        config |= {**_HYBRID, "layer_types": LAYERS[layers]}
+    path.write_text(json.dumps(config))
     return folder
 
 

@@ -37,6 +37,7 @@ FAULTS = (
     "shift_position",
     "shift_slot",
 )
+GROUP_FAULTS = ("free_live_block", "hand_out_twice", "swap_cells", "kv_bytes")
 
 #: Name of a run to what differs from ``vllm_driver.DESCRIPTION``.
 RUNS: dict[str, dict[str, Any]] = {
@@ -93,6 +94,29 @@ RUNS: dict[str, dict[str, Any]] = {
         "fault": "free_while_sending",
         "engine_args": {"num_gpu_blocks_override": 40, "enable_prefix_caching": False},
     },
+    # Groups of layers, of which some give blocks back while a request runs.
+    "hybrid": {
+        **_LONG,
+        "layers": "hybrid",
+        "abort_every": 90,
+        "record_options": {"tokens": "raw", "kv_hash": "all"},
+    },
+    "hybrid_preemption": {
+        "layers": "hybrid",
+        "gap": 1,
+        "requests": 24,
+        "prompt_tokens": [60, 160],
+        "new_tokens": [30, 80],
+        "engine_args": {"num_gpu_blocks_override": 24, "max_model_len": 256},
+        "record_options": {"tokens": "salted", "start_after": 25},
+    },
+    "windows": {
+        "layers": "windows",
+        "requests": 16,
+        "prompt_tokens": [60, 200],
+        "new_tokens": [30, 60],
+        "record_options": {"tokens": "raw", "kv_hash": "partial"},
+    },
     "no_cache": {
         "requests": 12,
         "record_options": _RAW,
@@ -118,6 +142,10 @@ RUNS: dict[str, dict[str, Any]] = {
         "record_options": {"kv_hash": "all", "queue_bytes": 6_000},
     },
     **{f"fault_{fault}": {**_FAULT, "fault": fault} for fault in FAULTS},
+    **{
+        f"fault_group_{fault}": {**_FAULT, "fault": fault, "fault_group": 1, "layers": "hybrid"}
+        for fault in GROUP_FAULTS
+    },
     # More requests than are ever served before the end.
     **{
         f"killed_{k}": {

@@ -40,7 +40,7 @@ def _vllm(groups: int = 1, group: int | None = 0, why: str = "", **config: Any) 
     manager = SimpleNamespace(kv_cache_config=SimpleNamespace(kv_cache_groups=made))
     pools: Any = SimpleNamespace(
         scheduler=SimpleNamespace(kv_cache_manager=manager),
-        group=group,
+        told=() if group is None else (SimpleNamespace(number=group),),
         why_derived=why,
         is_on_device=config.pop("is_on_device", False),
     )

@@ -1,9 +1,7 @@
-"""One launch of vLLM's model as the trace's ``forward``.
+"""One launch of vLLM's model as the trace's ``forward``, on the host.
 
-``Inputs`` is what the model is about to be fed, by the two kinds of model runner that vLLM has, and
-``Batch`` the same on the host: at once where the tensors are there, later where they must be
-copied. Where the model runs in other processes, ``of_scheduler`` derives a batch from what the
-scheduler sends them.
+What a model runner is about to be fed is a ``Batch`` once its values are known (``inputs.py``).
+Where the model runs in other processes, ``of_scheduler`` derives it from what the scheduler sends.
 """
 
 from __future__ import annotations
@@ -14,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from kvcanary_cli.record.session import Session
     from kvcanary_cli.record.tokens import TokenCoder
+    from kvcanary_cli.record.vllm.groups import Group
 
     Ints = NDArray[np.int64]
     Event = dict[str, Any]
@@ -39,6 +37,7 @@ class Batch:
         positions, slots: [tokens].
         drafts: [bs] how many of a row's tokens are proposals.
         prompts: [bs] prompt lengths.
+        gone: [bs] how many of each row's first blocks were given back, or empty: none.
     """
 
     reqs: list[str]
@@ -51,6 +50,7 @@ class Batch:
     slots: Ints
     drafts: Ints
     prompts: Ints
+    gone: tuple[int, ...] = ()
 
     @property
     def starts(self) -> Ints:
@@ -86,6 +86,7 @@ class Batch:
             slots=self.slots[tokens],
             drafts=self.drafts[index],
             prompts=self.prompts[index],
+            gone=tuple(self.gone[b] for b in rows) if self.gone else (),
         )
 
     def in_order(self, hits: Mapping[str, set[int]]) -> list[Batch]:
@@ -126,9 +127,10 @@ class Batch:
     def prefix_slots(self) -> Ints:
         """Slots that the rows read, row by row."""
         size = self.block_size
+        gone = self.gone or (0,) * len(self.reqs)
         parts = [
-            (blocks[:, None] * size + np.arange(size)).reshape(-1)[:length]
-            for blocks, length in zip(self.blocks, self.prefix.tolist(), strict=True)
+            (blocks[:, None] * size + np.arange(size)).reshape(-1)[before * size : length]
+            for blocks, length, before in zip(self.blocks, self.prefix.tolist(), gone, strict=True)
         ]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
@@ -174,147 +176,23 @@ class Batch:
         return event
 
 
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """What a model runner is about to feed its model, as it has it: nobody has looked at values.
-
-    Attributes:
-        reqs: [bs] request ids.
-        counts: [bs] tokens that each row writes.
-        seq_lens: [>= bs] tensor of lengths, this forward's tokens included.
-        tables: [>= bs, blocks] tensor of block tables.
-        block_size: Slots of a block of ``tables``.
-        tokens: Tensors of at least as many input ids, positions and slots as there are tokens.
-        drafts: [bs] how many of a row's tokens are proposals.
-        prompts: [bs] prompt lengths.
-    """
-
-    reqs: list[str]
-    counts: Ints
-    seq_lens: Any
-    tables: Any
-    block_size: int
-    tokens: tuple[Any, Any, Any]
-    drafts: Ints
-    prompts: Ints
-
-    @classmethod
-    def of_runner(
-        cls, runner: Any, output: Any, group: int, input_ids: Any, requests: Mapping[str, Any]
-    ) -> Inputs:
-        """What ``runner`` is about to run.
-
-        Args:
-            runner: The model runner, after it has prepared its inputs.
-            output: The scheduler's output that it works on.
-            group: Number of the KV cache group that is recorded.
-            input_ids: [padded tokens] tensor that the model gets.
-            requests: The scheduler's requests by id.
-        """
-        held = runner.input_batch
-        count = int(held.num_reqs)
-        table = held.block_table[group]
-        return cls._of(
-            held.req_ids[:count],
-            output,
-            requests,
-            seq_lens=runner.seq_lens,
-            tables=table.get_device_tensor(count),
-            block_size=int(table.block_size),
-            tokens=(input_ids, runner.positions, table.slot_mapping.gpu),
-        )
-
-    @classmethod
-    def of_input_batch(
-        cls,
-        held: Any,
-        tables: Any,
-        slots: Any,
-        output: Any,
-        block_size: int,
-        requests: Mapping[str, Any],
-    ) -> Inputs:
-        """What the second kind of model runner is about to run.
-
-        Args:
-            held: Its input batch.
-            tables: [bs, blocks] block tables of the KV cache group that is recorded.
-            slots: [tokens] slot mapping of that group.
-            output: The scheduler's output that it works on.
-            block_size: Slots of a block of ``tables``.
-            requests: The scheduler's requests by id.
-        """
-        return cls._of(
-            held.req_ids[: int(held.num_reqs)],
-            output,
-            requests,
-            seq_lens=held.seq_lens,
-            tables=tables,
-            block_size=block_size,
-            tokens=(held.input_ids, held.positions, slots),
-        )
-
-    @classmethod
-    def _of(
-        cls, names: Sequence[Any], output: Any, requests: Mapping[str, Any], **tensors: Any
-    ) -> Inputs:
-        reqs = [str(req) for req in names]
-        counts = np.array([output.num_scheduled_tokens[req] for req in reqs], dtype=np.int64)
-        drafts, prompts = _drafts(output, reqs), _prompts(requests, reqs)
-        return cls(reqs=reqs, counts=counts, drafts=drafts, prompts=prompts, **tensors)
-
-    @property
-    def slots(self) -> Any:
-        """[tokens] tensor of the slots that are written."""
-        return self.tokens[2][: int(self.counts.sum())]
-
-    def tables_of(self, longest: int) -> Any:
-        """[bs, blocks] tensor of the block tables, as far as ``longest`` tokens need them."""
-        return self.tables[: len(self.reqs), : max(1, -(-longest // self.block_size))]
-
-    def defer(self, session: Session, longest: int, make: Callable[[Batch], list[Event]]) -> None:
-        """Emit what ``make`` gives for the batch's values, once they are on the host.
-
-        Args:
-            session: Takes the events.
-            longest: Tokens of a request at most, by what the scheduler knows.
-            make: Gives the events.
-        """
-        total, lengths = int(self.counts.sum()), self.seq_lens[: len(self.reqs)]
-        tokens = (values[:total] for values in self.tokens)
-        session.defer(
-            lambda *values: make(self._batch(*values)), lengths, self.tables_of(longest), *tokens
-        )
-
-    def _batch(
-        self, lengths: Ints, tables: Ints, input_ids: Ints, positions: Ints, slots: Ints
-    ) -> Batch:
-        cells = tables.reshape(len(self.reqs), -1)
-        used = -(-lengths // self.block_size)
-        return Batch(
-            reqs=self.reqs,
-            counts=self.counts,
-            prefix=lengths - self.counts,
-            blocks=[cells[b, :count] for b, count in enumerate(used.tolist())],
-            block_size=self.block_size,
-            input_ids=input_ids,
-            positions=positions,
-            slots=slots,
-            drafts=self.drafts,
-            prompts=self.prompts,
-        )
-
-
 def of_scheduler(
-    scheduler: Any, output: Any, group: int, block_size: int, *, tokens_known: bool
+    scheduler: Any,
+    output: Any,
+    group: Group,
+    block_size: int,
+    gone: tuple[int, ...],
+    *,
+    tokens_known: bool,
 ) -> Batch:
     """What the workers will run, from the scheduler's ``output``.
 
     Args:
         scheduler: The scheduler, after ``schedule``.
         output: What it returned.
-        group: Number of the KV cache group that is recorded.
+        group: The group of layers.
         block_size: Slots of a block.
+        gone: [bs] blocks that each table has lost at its beginning, or empty.
         tokens_known: Whether the scheduler knows the tokens by now.
     """
     computed = computed_of(output)
@@ -323,7 +201,7 @@ def of_scheduler(
     prefix = np.array([computed[req] for req in reqs], dtype=np.int64)
     blocks, slots, positions, ids = [], [], [], []
     for req, before, count in zip(reqs, prefix.tolist(), counts.tolist(), strict=True):
-        held = scheduler.kv_cache_manager.get_block_ids(req)[group]
+        held = scheduler.kv_cache_manager.get_block_ids(req)[group.number]
         mine = np.array(held, dtype=np.int64)[: -(-(before + count) // block_size)]
         at = np.arange(before, before + count, dtype=np.int64)
         blocks.append(mine)
@@ -333,7 +211,7 @@ def of_scheduler(
         known += list(output.scheduled_spec_decode_tokens.get(req, ()))
         ids += [*known, *([-1] * count)][:count]
     return Batch(
-        reqs=reqs,
+        reqs=[group.name(req) for req in reqs],
         counts=counts,
         prefix=prefix,
         blocks=blocks,
@@ -341,8 +219,9 @@ def of_scheduler(
         input_ids=np.array(ids, dtype=np.int64) if tokens_known else None,
         positions=np.concatenate(positions),
         slots=np.concatenate(slots),
-        drafts=_drafts(output, reqs),
-        prompts=_prompts(scheduler.requests, reqs),
+        drafts=drafts_of(output, reqs),
+        prompts=prompts_of(scheduler.requests, reqs),
+        gone=gone,
     )
 
 
@@ -356,10 +235,12 @@ def computed_of(output: Any) -> dict[str, int]:
     }
 
 
-def _drafts(output: Any, reqs: list[str]) -> Ints:
+def drafts_of(output: Any, reqs: list[str]) -> Ints:
+    """[bs] how many proposals each request verifies."""
     drafts = output.scheduled_spec_decode_tokens
     return np.array([len(drafts.get(req, ())) for req in reqs], dtype=np.int64)
 
 
-def _prompts(requests: Mapping[str, Any], reqs: list[str]) -> Ints:
+def prompts_of(requests: Mapping[str, Any], reqs: list[str]) -> Ints:
+    """[bs] prompt lengths."""
     return np.array([int(requests[req].num_prompt_tokens) for req in reqs], dtype=np.int64)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvcanary_cli.record.ledger import GAP_OWNER, UNKNOWN_OWNER
+from kvcanary_cli.record.vllm.groups import belongs_to
 from kvcanary_cli.trace.schema import TREE_OWNER
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ class BlockLedger:
         """Blocks come to the free list; those that the cache can serve pass to it.
 
         Args:
-            actor: Who gives them back; None = nothing says who, so each block's own owner.
+            actor: Who gives them back, blocks of further groups of layers included; None =
+                nothing says who, so each block's own owner.
             blocks: Block and whether the cache can serve it.
             reason: The ``free`` event's reason.
         """
@@ -89,8 +91,8 @@ class BlockLedger:
             known = owner if isinstance(owner, str) else None
             if cached and known == TREE_OWNER:
                 continue
-            giver = actor if actor is not None and known != TREE_OWNER else known
-            giver = giver or UNKNOWN_OWNER
+            own = actor is None or known == TREE_OWNER or belongs_to(known, actor)
+            giver = (known if own else actor) or UNKNOWN_OWNER
             if cached and (known is None or known == giver) and owner is not _FREE:
                 kept.setdefault(giver, []).append(block)
             else:
@@ -116,7 +118,9 @@ class BlockLedger:
     def publish(
         self, block: int, publisher: str | None, start: int, prev_slot: int, namespace: str = ""
     ) -> list[Event]:
-        """``block``, at positions ``start`` on behind ``prev_slot`` (-1 = none), is visible."""
+        """``block``, at positions ``start`` on behind ``prev_slot`` (-1 = none, 0 = not known),
+        is visible.
+        """
         events = self.withdraw(block)
         entry = _Entry(f"entry-{self._next_entry}", publisher, start, prev_slot, namespace)
         self._next_entry += 1

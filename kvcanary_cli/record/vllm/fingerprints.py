@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from kvcanary_cli.record.options import RecordOptions
     from kvcanary_cli.record.session import Session
-    from kvcanary_cli.record.vllm.batches import Inputs
+    from kvcanary_cli.record.vllm.groups import Group
+    from kvcanary_cli.record.vllm.inputs import Inputs
     from kvcanary_cli.record.vllm.kv_layouts import Layout
     from kvcanary_cli.record.vllm.pools import Pools
 
@@ -66,60 +67,66 @@ class Known:
 class Fingerprints:
     """Folds KV bytes where they are."""
 
-    def __init__(self, layout: Layout, mode: str, every: int) -> None:
+    def __init__(self, layouts: dict[int, Layout], mode: str, every: int) -> None:
         """Prepare.
 
         Args:
-            layout: Of the layer whose bytes are folded.
+            layouts: By number of the group of layers, of the layer whose bytes are folded.
             mode: ``partial`` or ``all``.
             every: Fingerprint what is read in every n-th launch.
         """
         from kvcanary_cli.abi.constants import RealKvHashMode
 
-        self._layout = layout
+        self._layouts = layouts
         self._mode = RealKvHashMode.PARTIAL if mode == "partial" else RealKvHashMode.ALL
         self._every = every
-        self._launches = 0
+        self._launches = dict.fromkeys(layouts, 0)
 
     @classmethod
     def of(cls, pools: Pools, options: RecordOptions) -> Fingerprints | None:
         """Fingerprints of this pool; None if none are wanted or the layout is not known."""
         if options.kv_hash == "none":
             return None
-        layout, why = layout_of(pools)
-        if layout is None:
-            log.warning("kvcanary: 'kv_hash' is not recorded: %s", why)
-            return None
-        return cls(layout, options.kv_hash, options.kv_hash_every)
+        layouts: dict[int, Layout] = {}
+        for number in [group.number for group in pools.told] or [0]:
+            layout, why = layout_of(pools, number if pools.told else None)
+            if layout is None:
+                log.warning("kvcanary: 'kv_hash' is not recorded: %s", why)
+                return None
+            layouts[number] = layout
+        return cls(layouts, options.kv_hash, options.kv_hash_every)
 
-    def before(self, session: Session, inputs: Inputs, longest: int) -> Known | None:
+    def before(self, session: Session, group: Group, inputs: Inputs, longest: int) -> Known | None:
         """Fold what a launch is about to read, if it is this one's turn.
 
         Args:
             session: Has the copies made.
+            group: The group of layers.
             inputs: What the launch is fed.
             longest: Tokens of a request at most, by what the scheduler knows.
         """
-        self._launches += 1
-        if (self._launches - 1) % self._every:
+        number = self._launches[group.number]
+        self._launches[group.number] += 1
+        if number % self._every:
             return None
-        return self._known(session, _read_by(inputs, longest))
+        return self._known(session, group, _read_by(inputs, longest))
 
-    def after(self, session: Session, inputs: Inputs) -> Known:
+    def after(self, session: Session, group: Group, inputs: Inputs) -> Known:
         """Fold what a launch has written."""
         import torch
 
-        return self._known(session, torch.as_tensor(inputs.slots).to(torch.int64))
+        return self._known(session, group, torch.as_tensor(inputs.slots).to(torch.int64))
 
-    def _known(self, session: Session, slots: torch.Tensor) -> Known:
+    def _known(self, session: Session, group: Group, slots: torch.Tensor) -> Known:
         import torch
 
-        known = Known(self._layout.slots)
+        layout = self._layouts[group.number]
+        known = Known(layout.slots)
         if not session.asynchronous:
             # On a device nobody looks which they are.
-            slots = torch.from_numpy(each_once(slots.numpy(), self._layout.slots))
+            slots = torch.from_numpy(each_once(slots.numpy(), layout.slots))
         if len(slots):
-            session.defer(known.keep, slots, self._layout.fold(slots, self._mode))
+            session.defer(known.keep, slots, layout.fold(slots, self._mode))
         return known
 
 
@@ -149,5 +156,9 @@ def _read_by(inputs: Inputs, longest: int) -> torch.Tensor:
     blocks = torch.as_tensor(inputs.tables_of(longest)).to(torch.int64)
     at = torch.arange(inputs.block_size, device=blocks.device)
     cells = (blocks[:, :, None] * inputs.block_size + at).flatten(1)
-    inside = torch.arange(cells.shape[1], device=cells.device)[None, :] < lengths[:, None]
+    cell = torch.arange(cells.shape[1], device=cells.device)[None, :]
+    inside = cell < lengths[:, None]
+    if inputs.gone:
+        gone = np.array(inputs.gone, dtype=np.int64) * inputs.block_size
+        inside &= cell >= to_device(gone, cells.device)[:, None]
     return (cells * inside).reshape(-1)

@@ -87,7 +87,7 @@ def not_recorded(config: Any, pools: Pools) -> list[str]:
     left_out = []
     groups = pools.groups
     for number, group in enumerate(groups):
-        if pools.group is not None and number != pools.group:
+        if pools.told and number not in {told.number for told in pools.told}:
             layers = len(group.layer_names)
             left_out.append(
                 f"tables, slots and reads of KV cache group {number} "
@@ -97,7 +97,7 @@ def not_recorded(config: Any, pools: Pools) -> list[str]:
     method = str(getattr(getattr(config, "speculative_config", None), "method", None) or "")
     if method and method not in _WITHOUT_DRAFT_KV:
         left_out.append(f"forwards of the draft model ({method}) and the KV of its layers")
-    if pools.why_derived and pools.group is not None:
+    if pools.why_derived and pools.told:
         left_out.append(
             "what the workers did with tables, positions and slots: forwards are derived from the "
             f"scheduler's output ({pools.why_derived})"
@@ -176,15 +176,15 @@ def _families(config: Any, pools: Pools, patcher: Patcher, has_fingerprints: boo
             why = patcher.missing.get(key, "not placed")
             log.warning("kvcanary: vLLM %s: no hook at %s: %s", version, key, why)
             lost |= dict.fromkeys(hook.families, key)
-    if pools.group is None:
+    if not pools.told:
         lost["forward"] = lost["map"] = "no layers keep every token, so tables have holes"
     elif context_parallel(config) > 1:
         lost["forward"] = lost["map"] = "context parallelism spreads a block over ranks"
     elif len(pools.groups) > 1:
         log.warning(
-            "kvcanary: of %d KV cache groups the tables and slots of group %d are recorded",
+            "kvcanary: of %d KV cache groups the tables and slots of group %s are recorded",
             len(pools.groups),
-            pools.group,
+            ", ".join(str(group.number) for group in pools.told),
         )
     if pools.why_derived and "forward" not in lost:
         log.warning(

@@ -53,6 +53,7 @@ _TABLE: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
     (_MANAGER, "KVCacheManager.pop_blocks_for_free", "", "leave_pop", _OWNERS),
     (_MANAGER, "KVCacheManager.remove_skipped_blocks", "enter_skipped", "leave_actor", ()),
     (_POOL, "BlockPool.get_new_blocks", "", "on_new_blocks", _OWNERS),
+    (_POOL, "BlockPool.free_blocks", "", "on_freed", _OWNERS),
     (_POOL, "BlockPool.cache_full_blocks", "", "on_cached", ("prefix",)),
     (_POOL, "BlockPool._maybe_evict_cached_block", "", "on_evicted", _OWNERS),
     (_POOL, "BlockPool.reset_prefix_cache", "", "on_reset", _OWNERS),

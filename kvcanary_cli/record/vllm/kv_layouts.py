@@ -184,9 +184,14 @@ class _Folder:
         return self(torch.arange(len(strips), device=strips.device), source, mode)
 
 
-def layout_of(pools: Pools) -> tuple[Layout | None, str]:
-    """How the KV of a slot is folded, or why it cannot be."""
-    runner, group = pools.runner, pools.group
+def layout_of(pools: Pools, number: int | None = None) -> tuple[Layout | None, str]:
+    """How the KV of a slot is folded, or why it cannot be.
+
+    Args:
+        pools: What is recorded.
+        number: Of the group of layers; None = the first that is told.
+    """
+    runner, group = pools.runner, pools.group if number is None else number
     if runner is None or group is None:
         return None, pools.why_derived or "no group of layers keeps every token"
     of_group = runner.kv_cache_config.kv_cache_groups[group]

@@ -10,20 +10,24 @@ import numpy as np
 from kvcanary_cli.record.vllm.fingerprints import told
 
 if TYPE_CHECKING:
-    from kvcanary_cli.record.vllm.batches import Batch, Inputs
+    from kvcanary_cli.record.vllm.batches import Batch
     from kvcanary_cli.record.vllm.fingerprints import Known
+    from kvcanary_cli.record.vllm.groups import Group
+    from kvcanary_cli.record.vllm.inputs import Inputs
 
     Event = dict[str, Any]
 
 
 @dataclass(slots=True)
 class Launch:
-    """A launch of the model.
+    """A launch of the model, as far as one group of its layers is concerned.
 
     Attributes:
-        rows: Each request's table row.
+        group: The group.
+        rows: Each request's table row, by its name in the trace, as below.
         namespaces: Those of requests that are not in the common one.
         hits: Slots that requests were served from since the last launch.
+        gone: [bs] blocks of the pool that each table has lost at its beginning, or empty.
         inputs: What it is fed; None where that is derived.
         read, wrote: Hashes of what it reads and, once it has run, of what it wrote; None where
             they are not taken.
@@ -31,9 +35,11 @@ class Launch:
         first: Number of the first.
     """
 
+    group: Group
     rows: dict[str, int]
     namespaces: dict[str, str]
     hits: dict[str, set[int]]
+    gone: tuple[int, ...]
     inputs: Inputs | None = None
     read: Known | None = None
     wrote: Known | None = None

@@ -43,6 +43,9 @@ class PoolCalls:
         self._ledger = ledger
         self._actors: list[_Actor] = []
         self._retracting = 0
+        # Blocks taken for the request that is being served, not told yet: which group of layers
+        # they are for is known when they stand in its table.
+        self._taken: list[int] | None = None
 
     def _namespace_of(self, request: Any) -> str:
         raise NotImplementedError
@@ -57,7 +60,23 @@ class PoolCalls:
             return
         owner = self._actors[-1].name if self._actors else f"engine:{_caller()}"
         blocks = [int(block.block_id) for block in result]
-        self.session.defer(lambda: self._ledger.alloc(owner, blocks))
+        if self._taken is None:
+            self.session.defer(lambda: self._ledger.alloc(owner, blocks))
+        else:
+            self._taken += blocks
+
+    def _tell_taken(self, req: str) -> None:
+        """Blocks that were taken for ``req``, by group of layers."""
+        if not self._taken:
+            return
+        taken, self._taken = self._taken, []
+        tables = self._pools.scheduler.kv_cache_manager.coordinator.get_blocks(req)
+        for group in self._pools.told[1:]:
+            held = {int(block.block_id) for block in tables[group.number]}
+            mine = [block for block in taken if block in held]
+            taken = [block for block in taken if block not in held]
+            self.session.defer(partial(self._ledger.alloc, group.name(req), mine))
+        self.session.defer(partial(self._ledger.alloc, req, taken))
 
     def on_queued(self, _token: Any, _result: Any, raised: bool, queue: Any, blocks: Any) -> None:
         """Blocks that nobody refers to any more came to the free list."""
@@ -71,6 +90,14 @@ class PoolCalls:
         reason = _caller() if actor is None else actor.reason
         name = None if actor is None else actor.name
         self.session.defer(lambda: self._ledger.give_back(name, given, reason))
+
+    def on_freed(self, _token: Any, _res: Any, raised: bool, pool: Any, blocks: Any) -> None:
+        """A request gave up blocks, of which others may still use some; behind a window, say.
+
+        Of all that a request holds, ``leave_free`` knows.
+        """
+        if not raised and pool is self._pools.blocks and self._actors and isinstance(blocks, list):
+            self._leave_to_others(self._actors[-1].name, blocks)
 
     def on_cached(
         self,
@@ -88,15 +115,20 @@ class PoolCalls:
         **_kwargs: Any,
     ) -> None:
         """Full blocks of a request became visible to others."""
-        mine = pool is self._pools.blocks and kv_cache_group_id == self._pools.group
-        if raised or not mine:
+        told = (one for one in self._pools.told if one.number == kv_cache_group_id)
+        group = next(told, None)
+        if raised or pool is not self._pools.blocks or group is None:
             return
-        req, namespace = str(request.request_id), self._namespace_of(request)
+        self._tell_taken(str(request.request_id))
+        req, namespace = group.name(str(request.request_id)), self._namespace_of(request)
         for k in range(num_cached_blocks, num_full_blocks):
             block = blocks[k]
             if block.is_null or block.block_hash is None:
                 continue
             before = -1 if k == 0 else int(blocks[k - 1].block_id) * block_size + block_size - 1
+            if k and group.slides:
+                # It may have been given back by now, and is given back first.
+                before = 0
             at, start = int(block.block_id), k * block_size
             self.session.defer(partial(self._ledger.publish, at, req, start, before, namespace))
 
@@ -114,7 +146,16 @@ class PoolCalls:
     # Who calls it.
 
     def enter_allocate(self, manager: Any, request: Any, *_args: Any, **_kwargs: Any) -> bool:
-        return self._act(manager, str(request.request_id), "window")
+        entered = self._act(manager, str(request.request_id), "window")
+        if entered and len(self._pools.told) > 1:
+            self._taken = []
+        return entered
+
+    def end_allocate(self, request: Any) -> None:
+        """Undo ``enter_allocate``; tells what was taken meanwhile."""
+        self._tell_taken(str(request.request_id))
+        self._taken = None
+        self._actors.pop()
 
     def enter_skipped(self, manager: Any, request_id: str, *_args: Any, **_kwargs: Any) -> bool:
         """Blocks behind a request's window are given back."""
@@ -153,10 +194,15 @@ class PoolCalls:
     def _leave_to_others(self, name: str, blocks: list[Any]) -> None:
         """Blocks that ``name`` gave up while others still use them are the cache's."""
         used = [int(b.block_id) for b in blocks if int(b.ref_cnt) > 0 and not b.is_null]
+        if not used:
+            return
 
         def left() -> list[Event]:
-            mine = [block for block in used if self._ledger.owner(block) == name]
-            return self._ledger.to_cache(name, mine)
+            events: list[Event] = []
+            for giver in [group.name(name) for group in self._pools.told] or [name]:
+                mine = [block for block in used if self._ledger.owner(block) == giver]
+                events += self._ledger.to_cache(giver, mine)
+            return events
 
         self.session.defer(left)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kvcanary_cli.record.vllm.groups import Group, told_groups
+
 RUNNER_V1 = "vllm.v1.worker.gpu_model_runner"
 RUNNER_V2 = "vllm.v1.worker.gpu.model_runner"
 #: Modules of the model runners whose inputs are understood.
 RUNNER_MODULES = (RUNNER_V1, RUNNER_V2)
-#: Groups of layers whose blocks hold a token at every position, by their specification's class.
-_FULL = "FullAttentionSpec"
-_UNIFORM = "UniformTypeKVCacheSpecs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +22,18 @@ class Pools:
         blocks: Its block pool.
         runner: The model runner, if it is in this process and of the known kind, else None.
         why_derived: Why there is no ``runner``, "" if there is one.
-        group: Number of the KV cache group whose table and slots are recorded; None if no group
-            keeps a token at every position.
+        told: Groups of layers whose tables and slots are recorded.
         block_size: Slots of a block of the pool.
         table_block_size: Slots of a block of the runner's table, which may be smaller.
         num_blocks: Blocks, the null block included.
-        rows, blocks_per_row: Size of the request table, in blocks of the runner's table.
+        rows, blocks_per_row: Size of the runner's request table, in blocks of that table.
     """
 
     scheduler: Any
     blocks: Any
     runner: Any
     why_derived: str
-    group: int | None
+    told: tuple[Group, ...]
     block_size: int
     table_block_size: int
     num_blocks: int
@@ -52,24 +50,33 @@ class Pools:
         """
         manager = scheduler.kv_cache_manager
         config = manager.kv_cache_config
-        group = _full_group(config.kv_cache_groups)
         runner, why = _runner(executor)
-        block_size = int(manager.coordinator.single_type_managers[group or 0].block_size)
+        managers = manager.coordinator.single_type_managers
+        rows = int(scheduler.max_num_running_reqs)
+        sizes = [
+            (int(one.block_size), None if runner is None else _table_sizes(runner, number)[0])
+            for number, one in enumerate(managers)
+        ]
+        specs = [group.kv_cache_spec for group in config.kv_cache_groups]
+        # What a connector brings is known of the first group only.
+        most = len(specs) if getattr(scheduler, "connector", None) is None else 1
+        told = tuple(told_groups(specs, sizes, rows, most))
+        block_size = int(managers[told[0].number if told else 0].block_size)
         table_block_size = block_size
         longest = int(scheduler.max_model_len)
         blocks_per_row = -(-longest // block_size)
-        if runner is not None and group is not None:
-            table_block_size, blocks_per_row = _table_sizes(runner, group)
+        if runner is not None and told:
+            table_block_size, blocks_per_row = _table_sizes(runner, told[0].number)
         return cls(
             scheduler=scheduler,
             blocks=manager.block_pool,
             runner=runner,
             why_derived=why,
-            group=group,
+            told=told,
             block_size=block_size,
             table_block_size=table_block_size,
             num_blocks=int(manager.block_pool.num_gpu_blocks),
-            rows=int(scheduler.max_num_running_reqs) + 1,
+            rows=rows,
             blocks_per_row=blocks_per_row,
         )
 
@@ -82,20 +89,33 @@ class Pools:
             sent: Stands for the scheduler.
         """
         config = runner.kv_cache_config
-        group = _full_group(config.kv_cache_groups)
-        table_block_size, blocks_per_row = _table_sizes(runner, group or 0)
+        specs = [group.kv_cache_spec for group in config.kv_cache_groups]
+        sizes = [
+            (int(spec.block_size), _table_sizes(runner, number)[0])
+            for number, spec in enumerate(specs)
+        ]
+        has_connector = getattr(runner.vllm_config, "kv_transfer_config", None) is not None
+        rows, most = int(runner.max_num_reqs), 1 if has_connector else len(specs)
+        told = tuple(told_groups(specs, sizes, rows, most))
+        group = told[0].number if told else 0
+        table_block_size, blocks_per_row = _table_sizes(runner, group)
         return cls(
             scheduler=sent,
             blocks=None,
             runner=runner,
             why_derived="",
-            group=group,
-            block_size=int(config.kv_cache_groups[group or 0].kv_cache_spec.block_size),
+            told=told,
+            block_size=int(config.kv_cache_groups[group].kv_cache_spec.block_size),
             table_block_size=table_block_size,
             num_blocks=int(config.num_blocks),
-            rows=int(runner.max_num_reqs) + 1,
+            rows=rows,
             blocks_per_row=blocks_per_row,
         )
+
+    @property
+    def group(self) -> int | None:
+        """Number of the group that is told under the requests' own names; None if none is."""
+        return self.told[0].number if self.told else None
 
     @property
     def runner_module(self) -> str | None:
@@ -121,21 +141,12 @@ class Pools:
             "max_slot": self.num_blocks * self.block_size - 1,
             "reserved": list(range(self.block_size)),
             "page_size": self.block_size,
-            "rows": self.rows,
+            # And the padding row.
+            "rows": self.rows * max(1, len(self.told)) + 1,
             "row_len": self.blocks_per_row * self.table_block_size,
             "swa_slots": 0,
             "swa_window": 0,
         }
-
-
-def _full_group(groups: Any) -> int | None:
-    for number, group in enumerate(groups):
-        spec = group.kv_cache_spec
-        if type(spec).__name__ == _UNIFORM:
-            spec = next(iter(spec.kv_cache_specs.values()))
-        if _FULL in {base.__name__ for base in type(spec).__mro__}:
-            return number
-    return None
 
 
 def _runner(executor: Any) -> tuple[Any, str]:

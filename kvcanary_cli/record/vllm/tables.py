@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     Event = dict[str, Any]
 
 _UNTOLD = -1
+#: In the place of a block that was given back: the padding slot, in all its cells.
+_GONE = -2
 
 
 class BlockTableShadow:
@@ -33,8 +35,17 @@ class BlockTableShadow:
         self._size = block_size
         self._told = np.full((rows, blocks_per_row), _UNTOLD, dtype=np.int64)
 
-    def show(self, row: int, blocks: Ints) -> list[Event]:
-        """The ``map`` events after which the trace knows that ``row`` begins with ``blocks``."""
+    def show(self, row: int, blocks: Ints, gone: int = 0) -> list[Event]:
+        """The ``map`` events after which the trace knows that ``row`` begins with ``blocks``.
+
+        Args:
+            row: The row.
+            blocks: Its blocks.
+            gone: How many of the first ones were given back, and are read by nobody any more.
+        """
+        if gone:
+            blocks = blocks.copy()
+            blocks[:gone] = _GONE
         told = self._told[row, : len(blocks)]
         changed = np.flatnonzero(told != blocks)
         if not len(changed):
@@ -43,6 +54,7 @@ class BlockTableShadow:
         events: list[Event] = []
         for run in np.split(changed, np.flatnonzero(np.diff(changed) != 1) + 1):
             slots = blocks[run][:, None] * self._size + np.arange(self._size)
+            slots[blocks[run] == _GONE] = 0
             events.append(
                 {
                     "kind": "map",

@@ -7,6 +7,7 @@ blocks, nor how requests end; the engine core's own trace tells that.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from kvcanary_cli.record.session import Session
     from kvcanary_cli.record.vllm.fingerprints import Fingerprints
+    from kvcanary_cli.record.vllm.groups import Group
     from kvcanary_cli.record.vllm.pools import Pools
 
 #: What stands in a runner's list of a request's output where a token is not known yet.
@@ -81,8 +83,10 @@ class Sent:
                 request.output = said
         return ended
 
-    def shown(self, output: Any, group: int, block_size: int) -> Iterator[tuple[str, set[int]]]:
-        """Slots that requests are served from without having computed them in this place."""
+    def shown(self, output: Any, group: Group, block_size: int) -> Iterator[tuple[str, set[int]]]:
+        """Slots of a group of layers that requests are served from without having computed them
+        in this place.
+        """
         computed = computed_of(output)
         given = [(new.req_id, new.block_ids) for new in output.scheduled_new_reqs]
         cached = output.scheduled_cached_reqs
@@ -92,10 +96,10 @@ class Sent:
             if req in cached.resumed_req_ids and blocks is not None
         ]
         for req, blocks in given:
-            count = -(-computed[req] // block_size)
+            begin, count = group.unread(computed[req]) // block_size, -(-computed[req] // block_size)
             if count:
-                first = np.array(blocks[group][:count], dtype=np.int64) * block_size
-                yield str(req), set((first[:, None] + np.arange(block_size)).ravel().tolist())
+                first = np.array(blocks[group.number][begin:count], dtype=np.int64) * block_size
+                yield group.name(str(req)), set((first[:, None] + np.arange(block_size)).ravel().tolist())
 
 
 class WorkerFollower(Follower):
@@ -120,10 +124,10 @@ class WorkerFollower(Follower):
         if not super().enter_execute(runner, scheduler_output, *args, **kwargs):
             return False
         for req in self._sent.take(scheduler_output, runner):
-            self._histories.forget(req)
+            for name in self._names(req):
+                self._histories.forget(name)
             self._give_up_row(req)
-        group = self._pools.group
-        if group is not None:
+        for group in self._pools.told:
             self._hits |= dict(self._sent.shown(scheduler_output, group, self._pools.block_size))
         self._make_room({str(req) for req in scheduler_output.num_scheduled_tokens})
         return True
@@ -143,7 +147,18 @@ class WorkerFollower(Follower):
 
     def _give_up_row(self, req: str) -> None:
         row = self._rows.release(req)
-        self.session.defer(lambda: self._ended(req, row))
+        for group in self._pools.told:
+            its = None if row is None else row + group.rows_before
+            self.session.defer(partial(self._ended, group.name(req), its))
+
+    def _gone(self, group: Group, reqs: list[str]) -> tuple[int, ...]:
+        """[bs] blocks that the requests' tables in ``group`` have lost: those that nothing reads,
+        for a worker is not told of those that are given back.
+        """
+        if not group.slides:
+            return ()
+        computed = computed_of(self._output)
+        return tuple(group.unread(computed[req]) // self._pools.block_size for req in reqs)
 
 
 def _prompt_length(new: Any) -> int:
