@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvcanary_cli.record.recorder import Recorder
+    from kvcanary_cli.record.sink import Group
 
 _POLL_S = 0.001
 #: Steps that find no room while a segment is written.
 _LOST = 5
+#: Groups of events that a segment has, where the time between two would be another's.
+_GROUPS = 20
 
 
 def catch_up(recorder: Recorder | None) -> None:
@@ -25,8 +28,8 @@ def fall_behind() -> None:
     from kvcanary_cli.record.sink import Sink
     from kvcanary_cli.record.stream import Stream
 
-    seal, drop = Sink._seal, Stream.drop
-    dropped = [0]
+    seal, write, drop = Sink._seal, Sink._write_group, Stream.drop
+    dropped, written = [0], [0]
 
     def counted(self: Stream, steps: int, events: int) -> None:
         dropped[0] += steps
@@ -39,6 +42,13 @@ def fall_behind() -> None:
         while was_unsealed and dropped[0] < before + _LOST and not self._closing:
             time.sleep(_POLL_S)
 
+    def sealed(self: Sink, group: Group) -> None:
+        write(self, group)
+        written[0] += 1
+        if written[0] % _GROUPS == 0:
+            self._seal()
+
+    Sink._write_group = sealed  # type: ignore[method-assign]
     Stream.drop = counted  # type: ignore[method-assign]
     Sink._seal = slow  # type: ignore[method-assign]
 

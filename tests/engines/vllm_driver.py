@@ -30,6 +30,7 @@ DESCRIPTION: dict[str, Any] = {
     "disk": None,
     "engine_args": {},
     "layers": "",
+    "draft": "",
     "requests": 40,
     "prefix_families": 4,
     "paired": False,
@@ -104,8 +105,9 @@ def build_engine(run: dict[str, Any]) -> Any:
     """A vLLM engine for a tiny model, with its engine core in this process."""
     from vllm import LLM
 
-    from tests.engines.vllm_model import make_vllm_model
+    from tests.engines.vllm_model import make_draft, make_vllm_model
 
+    draft = str(make_draft(Path(run["folder"]) / "draft")) if run["draft"] else ""
     arguments = {
         "model": str(make_vllm_model(Path(run["folder"]) / "model", run["layers"])),
         "load_format": "dummy",
@@ -119,6 +121,9 @@ def build_engine(run: dict[str, Any]) -> Any:
         "seed": run["seed"],
         **run["engine_args"],
     }
+    if draft:
+        drafts = {"method": run["draft"], "model": draft, "num_speculative_tokens": 3}
+        arguments["speculative_config"] = drafts
     if run["connector"]:
         from vllm.config import KVTransferConfig
 

@@ -49,5 +49,13 @@ def make_vllm_model(folder: Path, layers: str = "") -> Path:
     return folder
 
 
+def make_draft(folder: Path) -> Path:
+    """Write the files of a model of one layer that drafts for the other; returns ``folder``."""
+    make_model(folder, layers=1)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"head_dim": HEAD_SIZE}))
+    return folder
+
+
 if __name__ == "__main__":
     make_vllm_model(Path(sys.argv[1]))

@@ -69,6 +69,13 @@ RUNS: dict[str, dict[str, Any]] = {
             }
         },
     },
+    "eagle": {
+        **_LONG,
+        "draft": "eagle",
+        "prompt_tokens": [8, 90],
+        "new_tokens": [60, 120],
+        "record_options": {"tokens": "raw", "kv_hash": "all"},
+    },
     "paired": {
         "requests": 16,
         "prefix_families": 8,
