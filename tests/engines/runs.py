@@ -140,7 +140,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "option_gaps": {
         **_FAULT,
         "disk": "slow",
-        "record_options": {**_SALTED, "queue_bytes": 6_000},
+        "record_options": {**_SALTED, "queue_bytes": 60_000},
     },
     "option_full": {**_FAULT, "disk": "quick", "record_options": {"max_bytes": 60_000}},
     "option_fault": {

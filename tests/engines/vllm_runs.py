@@ -146,7 +146,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "option_gaps": {
         "requests": 24,
         "disk": "slow",
-        "record_options": {"kv_hash": "all", "queue_bytes": 6_000},
+        "record_options": {"kv_hash": "all", "queue_bytes": 60_000},
     },
     **{f"fault_{fault}": {**_FAULT, "fault": fault} for fault in FAULTS},
     **{
