@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,20 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if words[0] == "test" and words[1] in _LEFT_OUT else None
 
 
+@pytest.fixture(scope="session", autouse=True)
+def scratch() -> Iterator[None]:
+    """Where engines keep files that nobody removes: of a short name, for there are sockets."""
+    before = os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(prefix="kv", ignore_cleanup_errors=True) as folder:
+        os.environ["TMPDIR"] = folder
+        yield
+    os.environ.pop("TMPDIR")
+    if before is not None:
+        os.environ["TMPDIR"] = before
+
+
 @pytest.fixture(scope="session")
-def sglang_runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+def sglang_runner(scratch: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     """The process that does runs of SGLang; each worker of the tests has its own."""
     from tests.engines.runs import Runner
 

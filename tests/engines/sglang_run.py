@@ -163,7 +163,12 @@ def build_scheduler(run: dict[str, Any], folder: Path) -> Any:
         role="scheduler",
         ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0),
     )
-    return Scheduler(server_args, PortArgs.init_new(server_args))
+    ports = PortArgs.init_new(server_args)
+    scheduler = Scheduler(server_args, ports)
+    # Nobody else looks at it, and a process that ends hard leaves it behind.
+    for path in Path("/dev/shm").glob(f"sglang_loads_{ports.instance_id}_*"):
+        path.unlink()
+    return scheduler
 
 
 class Load:

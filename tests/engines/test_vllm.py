@@ -33,7 +33,7 @@ CLASSES = {
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+def runs(scratch: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """The finished runs."""
     return run_all(tmp_path_factory.mktemp("vllm"))
 
