@@ -25,6 +25,7 @@ from tests.engines.server import (
 from tests.engines.setup_vllm import ENVIRONMENT
 from tests.engines.vllm_runs import HERE, engine_env
 from tests.engines.waiting import wait_until
+from tests.record.helpers import events
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,13 +52,15 @@ def _launch(port: int, workers: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("way", "number", "workers"), [("command", "SIGINT", 2), ("variable", "SIGTERM", 1)]
+    ("way", "number", "workers", "layers"),
+    [("command", "SIGINT", 2, ""), ("variable", "SIGTERM", 1, "hybrid")],
 )
 def test_a_server_is_recorded_from_its_start_to_its_end(
-    way: str, number: str, workers: int, tmp_path: Path
+    way: str, number: str, workers: int, layers: str, tmp_path: Path
 ) -> None:
     """By its engine core, which derives what the workers run, and by each worker."""
     model = [str(ENVIRONMENT.python), str(HERE / "vllm_model.py"), str(tmp_path / "model")]
+    model += [layers] * bool(layers)
     subprocess.run(model, check=True, cwd=ROOT)
     port = free_port()
     command, variables = way_in(way, ENVIRONMENT.python, _launch(port, workers))
@@ -81,6 +84,8 @@ def test_a_server_is_recorded_from_its_start_to_its_end(
     assert {path.stem for path in recording.iterdir()} == {"core-dp0", *ranks}
     for rank in ranks:
         clean_worker(recording, rank)
+    fed = {e["reqs"][0] for e in events(recording / f"{ranks[0]}.kvtrace") if "reqs" in e}
+    assert any(name.endswith("/group-1") for name in fed) == (layers == "hybrid")
     assert f"{workers + 1} traces" in verdict(recording)
     coverage = clean_recording(recording, REQUESTS, rank="core-dp0").replay.coverage
     assert any("derived" in what for what in coverage.not_recorded)

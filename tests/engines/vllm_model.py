@@ -1,6 +1,6 @@
 """The tiny model in the shape that vLLM's CPU attention takes.
 
-python tests/engines/vllm_model.py FOLDER
+python tests/engines/vllm_model.py FOLDER [LAYERS]
 """
 
 from __future__ import annotations
@@ -58,4 +58,4 @@ def make_draft(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    make_vllm_model(Path(sys.argv[1]))
+    make_vllm_model(Path(sys.argv[1]), *sys.argv[2:])

@@ -96,10 +96,16 @@ class Sent:
             if req in cached.resumed_req_ids and blocks is not None
         ]
         for req, blocks in given:
-            begin, count = group.unread(computed[req]) // block_size, -(-computed[req] // block_size)
+            begin, count = (
+                group.unread(computed[req]) // block_size,
+                -(-computed[req] // block_size),
+            )
             if count:
                 first = np.array(blocks[group.number][begin:count], dtype=np.int64) * block_size
-                yield group.name(str(req)), set((first[:, None] + np.arange(block_size)).ravel().tolist())
+                yield (
+                    group.name(str(req)),
+                    set((first[:, None] + np.arange(block_size)).ravel().tolist()),
+                )
 
 
 class WorkerFollower(Follower):
