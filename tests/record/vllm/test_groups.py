@@ -107,6 +107,31 @@ def test_whose_a_name_is(name: Any, req: str, does: bool) -> None:
     assert belongs_to(name, req) == does
 
 
+def _reads(spec: Any, at: int) -> set[int]:
+    """Positions that the token at position ``at`` looks at, itself included."""
+    if isinstance(spec, ChunkedLocalAttentionSpec):
+        chunk = vars(spec)["attention_chunk_size"]
+        return set(range(at // chunk * chunk, at + 1))
+    return set(range(max(0, at + 1 - vars(spec)["sliding_window"]), at + 1))
+
+
+@given(
+    kind=st.sampled_from([SlidingWindowSpec, ChunkedLocalAttentionSpec]),
+    size=st.integers(1, 9),
+    computed=st.integers(0, 40),
+)
+def test_what_no_later_token_reads(kind: type, size: int, computed: int) -> None:
+    spec = kind()
+    name = "sliding_window" if kind is SlidingWindowSpec else "attention_chunk_size"
+    setattr(spec, name, size)
+    group, *_ = told_groups([spec], [SIZE], 8, 1)
+    unread = group.unread(computed)
+    later = set().union(*(_reads(spec, at) for at in range(computed, computed + 20)))
+    assert min(later) == unread
+    full, *_ = told_groups([FULL], [SIZE], 8, 1)
+    assert full.unread(computed) == 0
+
+
 @given(nulls=st.lists(st.integers(0, 6), max_size=6))
 def test_blocks_that_fell_out_of_a_window_are_counted_on(nulls: list[int]) -> None:
     table = [SimpleNamespace(is_null=False) for _ in range(6)]
