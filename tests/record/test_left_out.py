@@ -11,8 +11,8 @@ import pytest
 from kvcanary_cli.attribution.report import Report
 from kvcanary_cli.record.sglang.families import not_recorded as left_out_by_sglang
 from kvcanary_cli.record.vllm.header import not_recorded as left_out_by_vllm
+from kvcanary_cli.report.closing_line import closing_line
 from kvcanary_cli.report.replay_json import json_parts
-from kvcanary_cli.report.replay_text import summary_line
 from kvcanary_cli.report.trace_text import info_lines
 from kvcanary_cli.trace.info import collect_info
 from kvcanary_cli.trace.reader import open_trace
@@ -37,9 +37,8 @@ def _vllm(groups: int = 1, group: int | None = 0, why: str = "", **config: Any) 
     made = [
         SimpleNamespace(kv_cache_spec=kinds[k](), layer_names=["a", "b"]) for k in range(groups)
     ]
-    manager = SimpleNamespace(kv_cache_config=SimpleNamespace(kv_cache_groups=made))
     pools: Any = SimpleNamespace(
-        scheduler=SimpleNamespace(kv_cache_manager=manager),
+        groups=made,
         told=() if group is None else (SimpleNamespace(number=group),),
         why_derived=why,
         is_on_device=config.pop("is_on_device", False),
@@ -64,7 +63,7 @@ def test_a_replay_and_trace_info_repeat_it(tmp_path: Path, monkeypatch: pytest.M
     assert "position_misalign" in coverage.blind_to
     assert "no such class" not in coverage.blind_to
     report = Report.of([diagnosis])
-    assert "CLEAN" in (said := summary_line(report).plain)
+    assert "CLEAN" in (said := closing_line(report).plain)
     assert said.endswith(", 1 part of the engine's KV not recorded")
     told = json.loads("".join(json_parts(report)))["coverage"]
     assert told["not_recorded"] == [LEFT_OUT]
