@@ -8,6 +8,7 @@ from kvcanary_cli.attribution.awaited import tell_awaited
 from kvcanary_cli.attribution.classes import remedy
 from kvcanary_cli.attribution.ledger import NEVER, NOBODY, TREE
 from kvcanary_cli.attribution.result import CERTAIN, CONFIDENCES, POSSIBLE, PROBABLE, Finding
+from kvcanary_cli.replay.coverage import CLASS_NEEDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -108,6 +109,7 @@ class FindingBook:
     def new(
         self, cause: Cause, worker: str, pool_kind: str, victim: str | None, step: int | None
     ) -> Finding:
+        self._weigh_needs(cause)
         unseen = self._weigh_silence(cause)
         lost = self._weigh_gaps(cause, victim)
         self._weigh_cut(cause, victim)
@@ -170,6 +172,14 @@ class FindingBook:
             f"{lost} events before it were lost, the last ones after event {within[-1].after_i}"
         )
         return lost
+
+    def _weigh_needs(self, cause: Cause) -> None:
+        """A class whose families were not recorded is not told from others for certain."""
+        ways = CLASS_NEEDS.get(cause.cls, ())
+        if cause.confidence != CERTAIN or not ways or any(way <= self._records for way in ways):
+            return
+        lacking = min((sorted(way - self._records) for way in ways), key=len)
+        cause.rests_on = {**dict.fromkeys(lacking, PROBABLE), **cause.rests_on}
 
     def _weigh_silence(self, cause: Cause) -> tuple[str, ...]:
         """Families that the trace lacks, and whose events would say otherwise."""

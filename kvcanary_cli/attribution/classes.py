@@ -17,28 +17,6 @@ from kvcanary_cli.replay.coverage import CLASS_NEEDS
 
 _DATA = Path(__file__).with_name("classes.toml")
 
-#: What is not seen without a family.
-WITHOUT = {
-    "forward": "nothing is checked",
-    "map": "prefixes are not verified",
-    "alloc": "owners are not known",
-    "request": "ends of requests are not known",
-    "history": "tokens are not compared",
-    "prefix": "the prefix index is not known",
-    "transfer": "copies are not known",
-    "lut": "the sliding-window pool is not checked",
-    "launch": "launch order is not known",
-    "spec": "accepted drafts are not known",
-    "fork": "forks are not known",
-    "future": "the future ring is not known",
-    "kv_hash": "byte changes are not checked",
-    "sidecar_hash": "scales are not checked",
-    "namespace": "adapters are not compared",
-    "graph": "padding is not told from requests",
-    "canary_rows": "rows from before a cut are not known",
-    "recording": "whether the recorder gave up is not known",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Subtype:

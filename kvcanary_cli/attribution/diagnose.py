@@ -11,6 +11,7 @@ from kvcanary_cli.attribution.diagnoser import Diagnoser
 from kvcanary_cli.attribution.ledger import NOBODY
 from kvcanary_cli.attribution.refused_state import refused_state
 from kvcanary_cli.attribution.result import POSSIBLE
+from kvcanary_cli.attribution.silent_kinds import weigh_silent_kinds
 from kvcanary_cli.replay.conclude import conclude
 from kvcanary_cli.replay.gaps import replay_stretches
 from kvcanary_cli.replay.result import Verdict
@@ -127,6 +128,7 @@ def diagnose_trace(
     if refused is not None and not options.strict_upstream:
         refused.id = f"F{len(findings) + 1}"
         findings.append(refused)
+    weigh_silent_kinds(findings, reader.header.records, done.replay.kinds_met)
     # A cut has a range of its own.
     checked, asked = diagnosers[-1].checked, done.replay.options
     if _goes_on(done.replay):

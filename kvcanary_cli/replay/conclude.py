@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvcanary_cli.replay.coverage import blind_to
+from kvcanary_cli.replay.coverage import WITHOUT, blind_to, silent_families
 from kvcanary_cli.replay.result import Coverage, ReplayResult, TraceSummary, Verdict
 from kvcanary_cli.trace.fields import printable
 from kvcanary_cli.trace.header import MAX_LEFT_OUT
@@ -61,9 +61,11 @@ def conclude(replay: Replay, reader: TraceReader, former: Sequence[Stretch] = ()
     notes = reader.notes
     lost = notes.lost_events + sum(torn.events or 0 for torn in notes.torn)
     tally = replay.tally
+    silent = silent_families(replay.header, replay.kinds_met) if replay.forwards else ()
     coverage = Coverage(
         records=tuple(sorted(replay.header.records)),
-        blind_to=blind_to(replay.header, ranks=1, check_kv=replay.check_kv),
+        blind_to=blind_to(replay.header, ranks=1, check_kv=replay.check_kv, silent=silent),
+        silent=silent,
         steps=replay.checked_steps,
         forwards=replay.checked_forwards,
         entries_verified=tally.entries_verified,
@@ -78,7 +80,12 @@ def conclude(replay: Replay, reader: TraceReader, former: Sequence[Stretch] = ()
         lost_events=lost,
         ended_at_event=None if notes.ended is None else notes.ended.event,
         stopped_at_step=replay.stopped_at_step,
-        notes=(*notes.messages(), *_gap_notes(former), *_own_notes(replay)),
+        notes=(
+            *notes.messages(),
+            *_gap_notes(former),
+            *(_silent_note(family) for family in silent),
+            *_own_notes(replay),
+        ),
         not_recorded=replay.header.not_recorded,
     )
     return ReplayResult(
@@ -134,6 +141,10 @@ def _gap_notes(former: Sequence[Stretch]) -> list[str]:
     ]
 
 
+def _silent_note(family: str) -> str:
+    return f"the header promises {family} events and the trace has none: {WITHOUT[family]}"
+
+
 def _verdict(replay: Replay, violations: ViolationTable) -> str:
     if len(violations):
         return Verdict.CORRUPT
@@ -153,7 +164,10 @@ def _was_checked(replay: Replay) -> bool:
         # Reads, and none of them could be checked: sweeps and rows that read nothing are sound as
         # far as they go, which is not what the requests saw.
         return False
-    return bool(tally.sweep_entries or (tally.entries_written and "map" in replay.header.records))
+    return bool(
+        tally.sweep_entries
+        or (tally.entries_written and "map" in replay.header.records & replay.kinds_met)
+    )
 
 
 def _own_notes(replay: Replay) -> list[str]:

@@ -83,6 +83,7 @@ class Replay:
         self.tiers = copies.Tiers()
         self.steps = self.forwards = self.checked_steps = self.checked_forwards = 0
         self.kv_hashes = self.sweeps = self.events = 0
+        self.kinds_met: set[str] = set()
         self.requests: set[str] = set()
         self.requests_checked: set[str] = set()
         self.stopped_at_step: int | None = None
@@ -148,6 +149,7 @@ class Replay:
     def feed(self, segment: Segment) -> None:
         """Apply the events of one segment."""
         names = segment.kind_names
+        self.kinds_met.update(name for name, table in segment.tables.items() if table.rows)
         handlers = [self._handlers.get(name) for name in names]
         compiled = self._compiled_events(segment)
         # Lists are faster to go through one by one; compiled code leaves few events to that.
@@ -241,6 +243,8 @@ class Replay:
         """The canary of worker ``name``, made when it first runs."""
         worker = self.workers.get(name)
         if worker is None:
+            if "lut" not in self.kinds_met:
+                self.pool.lut = None
             lanes = self.pool.make_lanes(name)
             if self.incremental:
                 self.pool.keep_known(lanes[0])
@@ -254,7 +258,9 @@ class Replay:
                 table=self.pool.table,
                 histories=self.pool.histories,
                 swa_window=self.header.pool.swa_window,
-                partial_table="map" not in self.header.records or self.header.starts_mid_run,
+                # A table of which nothing was told so far is not one that names nothing.
+                partial_table="map" not in self.header.records & self.kinds_met
+                or self.header.starts_mid_run,
                 violations=self.violations,
                 tally=self.tally,
             )

@@ -44,6 +44,7 @@ CARRIED = (
     "kv_hashes",
     "sweeps",
     "events",
+    "kinds_met",
     "requests",
     "requests_checked",
     "unsupported",

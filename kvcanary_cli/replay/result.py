@@ -77,6 +77,7 @@ class Coverage:
     Attributes:
         records: Families that the trace says it recorded.
         blind_to: Root-cause classes that the missing families hide, or the recorder says so.
+        silent: Families of ``records`` of which no event occurs, though forwards do.
         not_recorded: What of the engine's KV the families leave out, in the recorder's words.
         steps: Steps that were checked.
         forwards: Forwards that were checked.
@@ -114,6 +115,7 @@ class Coverage:
     stopped_at_step: int | None = None
     notes: tuple[str, ...] = ()
     not_recorded: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,4 +159,5 @@ class ReplayResult:
 
     @property
     def ownership_checked(self) -> bool:
-        return self.diagnosed and "alloc" in self.trace.records
+        owners = set(self.trace.records) - set(self.coverage.silent)
+        return self.diagnosed and "alloc" in owners

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvcanary_cli.attribution.classes import WITHOUT, class_pages
+from kvcanary_cli.attribution.classes import class_pages
+from kvcanary_cli.replay.coverage import WITHOUT
 from kvcanary_cli.report.words import count
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def confidence_line(finding: Finding) -> str:
     if finding.unseen:
         unseen = ", ".join(f"{name} ({WITHOUT[name]})" for name in finding.unseen)
         line = (
-            f"{finding.confidence}: it rests on events that did not happen, of families that were "
+            f"{finding.confidence}: it rests on events that did not happen, of kinds that were "
             f"not recorded: {unseen}; "
             + (
                 "a sound engine may leave the same trace"

@@ -229,6 +229,7 @@ def coverage_dict(coverage: Coverage, result: ReplayResult) -> dict[str, Any]:
         "records": list(coverage.records),
         "blind_to": list(coverage.blind_to),
         "not_recorded": list(coverage.not_recorded),
+        "silent": list(coverage.silent),
         "steps": coverage.steps,
         "forwards": coverage.forwards,
         "entries_verified": coverage.entries_verified,
@@ -277,7 +278,7 @@ def _merged(report: Report) -> dict[str, Any]:
     out: dict[str, Any] = {name: sum(c[name] for c in each) for name in _SUMMED}
     recorded = [set(c["records"]) for c in each] or [set()]
     out["records"] = sorted(set.intersection(*recorded))
-    for name in ("blind_to", "not_recorded"):
+    for name in ("blind_to", "not_recorded", "silent"):
         out[name] = sorted({what for c in each for what in c[name]})
     reasons: dict[str, int] = {}
     for cell in each:

@@ -142,6 +142,9 @@ def test_hashes_are_there_where_they_were_compared_and_null_elsewhere() -> None:
     assert {v["expected_chain_hash"] for v in writes} == {None}
 
 
+_CELLS: dict[str, Any] = {"kind": "map", "row": 1, "start": 0, "slots": [1, 2]}
+
+
 def _one_forward(tokens: int) -> list[dict[str, Any]]:
     count = list(range(tokens))
     event: dict[str, Any] = {"kind": "forward", "step": 1, "forward_mode": "EXTEND"}
@@ -153,7 +156,8 @@ def _one_forward(tokens: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("records", "events", "capacities", "verdict"),
     [
-        (["forward", "map"], _one_forward(2), UNCHECKED, "clean"),
+        (["forward", "map"], [_CELLS, *_one_forward(2)], UNCHECKED, "clean"),
+        (["forward", "map"], _one_forward(2), UNCHECKED, "not_checked"),
         (["forward"], _one_forward(2), UNCHECKED, "not_checked"),
         (["forward"], _one_forward(2), TIGHT, "capacity"),
         (["forward", "map"], [], UNCHECKED, "not_checked"),
@@ -163,7 +167,7 @@ def test_verdicts(
     records: list[str], events: list[dict[str, Any]], capacities: Capacities, verdict: str
 ) -> None:
     head = header(records=records)
-    found = _json(_report([MemoryReader(head, events)], capacities))
+    found = _json(_report([MemoryReader(head, numbered(events))], capacities))
     assert found["verdict"] == verdict
     assert not found["violations"]
     if verdict == "clean":
