@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from kvcanary_cli.attribution import result as what
 from kvcanary_cli.attribution.damage import Damage
 from kvcanary_cli.attribution.ledger import NOBODY
+from kvcanary_cli.attribution.result import CONFIDENCES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -103,10 +104,21 @@ class CopyFaults:
     def causes(
         self, found: OwnershipFinding, slots: list[int]
     ) -> Iterator[tuple[Cause | None, list[int]]]:
-        """``slots`` of a broken rule by the cause that was seen then, None = no copy did it."""
-        groups: dict[tuple[str, str, int | None], tuple[Cause | None, list[int]]] = {}
+        """``slots`` of a broken rule by the cause that was seen then, None = no copy did it.
+
+        Of several slots the cause that is least sure stands for all.
+        """
+        groups: dict[tuple[int, str, str], list[tuple[Cause | None, int]]] = {}
         for slot in slots:
             cause = self._causes.get((found.event, slot))
-            key = ("", "", None) if cause is None else (cause.cls, cause.subtype, cause.cause_event)
-            groups.setdefault(key, (cause, []))[1].append(slot)
-        yield from groups.values()
+            caused = NOBODY if cause is None or cause.cause_event is None else cause.cause_event
+            key = (caused, "", "") if cause is None else (caused, cause.cls, cause.subtype)
+            groups.setdefault(key, []).append((cause, slot))
+        # The order must not hang on the slots' numbers.
+        for key in sorted(groups):
+            causes = [cause for cause, _ in groups[key]]
+            yield max(causes, key=_doubt), [slot for _, slot in groups[key]]
+
+
+def _doubt(cause: Cause | None) -> int:
+    return 0 if cause is None else CONFIDENCES.index(cause.confidence)

@@ -114,11 +114,10 @@ def explain_unread(
             slots = [s for s in slots if not any(_took(f, found, root) for f in unread.at(s))]
             if not slots:
                 continue
-        same = unread.caused_by(root.event, root.follows)
-        first = next((f for f in same if _same_root(f, found, root)), None)
-        if first is not None:
-            _follow(first, found, root, slots, rules)
-            unread.add(first)
+        its_own = root.event == found.event or found.what == what.READ_BEFORE_WRITE
+        by_copy = list(copies.causes(found, slots)) if its_own else [(None, slots)]
+        by_copy = [one for one in by_copy if not _joins(unread, found, root, *one, rules)]
+        if not by_copy:
             continue
         reads = found.what in _MET_BY_READING and _runs(found.actor, found, rules)
         if root.what == LATE_CELL:
@@ -128,8 +127,6 @@ def explain_unread(
                 shown.add(recycled)
                 continue
             late = _late_cell(found, root, roots)
-        its_own = root.event == found.event or found.what == what.READ_BEFORE_WRITE
-        by_copy = copies.causes(found, slots) if its_own else [(None, slots)]
         for copied, mine in by_copy:
             cause = late if copied is None else _copied(copied, found, roots)
             finding = book.add(
@@ -186,6 +183,32 @@ def _late(
             "no damaged content was read in this trace",
         ],
     )
+
+
+def _joins(
+    unread: FindingIndex,
+    found: OwnershipFinding,
+    root: Root,
+    copied: Cause | None,
+    slots: list[int],
+    rules: OwnershipRules,
+) -> bool:
+    """Add ``slots`` to a finding of an unread rule that has their cause, if there is one.
+
+    What one copy did to several slots may be several faults: ``copied`` says which it was here.
+    """
+    same = (f for f in unread.caused_by(root.event, root.follows) if _same_root(f, found, root))
+    if copied is not None:
+        kind = copied.cls, copied.subtype
+        same = (f for f in same if (f.cls, f.subtype) == kind)
+    first = next(same, None)
+    if first is None:
+        return False
+    _follow(first, found, root, slots, rules)
+    if copied is not None:
+        first.confidence = max(first.confidence, copied.confidence, key=CONFIDENCES.index)
+    unread.add(first)
+    return True
 
 
 def _same_root(finding: Finding, found: OwnershipFinding, root: Root) -> bool:

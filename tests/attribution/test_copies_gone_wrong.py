@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -204,3 +205,30 @@ def test_a_flush_through_a_row_that_has_another_tenant(
     assert finding.cause_event == index_of(events, "row_release" if released else "copy")
     assert finding.corrupting_event == index_of(events, "copy")
     assert finding.confidence == ("certain" if released else "probable")
+
+
+def _given_to_the_cache(req: str, slot: int, row: int, step: int) -> list[Event]:
+    return [
+        *life(req, [10 + step], [slot], row=row, step=step),
+        {"kind": "own", "from": req, "owner": "tree", "slots": [slot]},
+    ]
+
+
+@pytest.mark.parametrize("slots", list(itertools.permutations([4, 5, 6])))
+def test_one_copy_that_went_wrong_in_two_ways(slots: tuple[int, ...]) -> None:
+    """Which slots went which way does not hang on their numbers, nor how sure it is."""
+    mine, others, reused = slots
+    events = [
+        *life("T", [41], [reused], row=3, step=0),
+        {"kind": "finish", "req": "T"},
+        {"kind": "free", "owner": "T", "slots": [reused]},
+        *_given_to_the_cache("R", mine, row=1, step=1),
+        *_given_to_the_cache("S", others, row=2, step=2),
+        *_given_to_the_cache("U", reused, row=4, step=3),
+        {"kind": "copy", "src": [30, 31, 32], "dst": list(slots), "via": "d2d", "by": "R"},
+    ]
+    found = {(f.cls, f.confidence): f.slots for f in diagnose(HEAD, numbered(events)).findings}
+    assert found == {
+        ("transfer_race", "probable"): {mine},
+        ("transfer_mismatch", "probable"): {others, reused},
+    }
