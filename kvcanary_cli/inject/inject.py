@@ -14,7 +14,7 @@ from kvcanary_cli.inject.clean_run import CleanRun
 from kvcanary_cli.inject.kinds import KINDS
 from kvcanary_cli.inject.planting import build
 from kvcanary_cli.trace.reader import open_trace
-from kvcanary_cli.trace.writer import SUFFIXES, open_writer
+from kvcanary_cli.trace.writer import STDOUT, SUFFIXES, open_writer
 
 if TYPE_CHECKING:
     from kvcanary_cli.inject.planting import Built, FaultKind
@@ -74,9 +74,14 @@ def refuse_existing(target: str, *, overwrite: bool) -> None:
     """Refuse to write where something stands already, or where nothing can be written.
 
     Raises:
-        UsageError: The trace or its truth exists, and ``overwrite`` is not given.
+        UsageError: It is stdout, or the trace or its truth exists, and ``overwrite`` is not given.
         InputError: There is no such folder.
     """
+    if target == STDOUT:
+        raise UsageError(
+            "-o -: the ground truth is written beside the trace, which needs a name for that",
+            hint="write a file; `kvcanary trace convert FILE -` prints it",
+        )
     for path in (Path(target), truth_name(target)):
         if path.exists() and not overwrite:
             raise UsageError(f"{path} exists already", hint="give another name, or --overwrite")

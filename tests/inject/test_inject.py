@@ -302,3 +302,16 @@ def test_nothing_is_replayed_for_an_output_that_exists(
     told = capsys.readouterr().err
     assert "bad.truth.json exists already" in told
     assert "replaying" not in told
+
+
+def test_stdout_has_no_place_for_the_truth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = str(CAPTURES / "ngram_clean.jsonl.zst")
+    args = ["inject", source, "--fault", "wrong_token", "--unchecked", "--overwrite"]
+    assert main([*args, "-o", "-"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "trace convert FILE -" in printed.err
+    assert list(tmp_path.iterdir()) == []
