@@ -281,6 +281,10 @@ class OtherTiers:
         pairs = zip(block.stores[at].tolist(), block.entries[at].tolist(), strict=True)
         return tuple((store, k) for store, k in pairs if store is not None)
 
+    def has_content(self, key: str) -> bool:
+        """Whether some copy stored content under ``key``."""
+        return key in self._last
+
     def refiled(self, store: Store, k: int) -> Store | None:
         """A later store under the key of ``store`` that has the position of its k-th slot, too."""
         last = None if store.key is None else self._last.get(store.key)

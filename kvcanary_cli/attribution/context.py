@@ -236,8 +236,10 @@ class Context:
     reader and slot of a read or match that broke a rule, the free that took the slot from the
     reader or from the entry, None = none did; ``served``, by transfer,
     the request that it works for and the key of what it moves; ``misled`` why a copy (by event)
-    wrote a slot that was not its own; ``misread``, by request, row and the first forward that named
-    the row for it, the request's own row, where that one was another's.
+    wrote a slot that was not its own; ``unfilled``, by
+    transfer, its begin and why what it brought is no content of its key; ``misread``, by request,
+    row and the first forward that named the row for it, the request's own row, where that one was
+    another's.
     """
 
     table: RowTable = field(default_factory=RowTable)
@@ -261,6 +263,7 @@ class Context:
     unlisted: dict[str, int | None] = field(default_factory=dict)
     left: OrderedDict[str, str] = field(default_factory=OrderedDict)
     aliased: dict[int, tuple[int, MatchFact]] = field(default_factory=dict)
+    unfilled: dict[str, tuple[int, Cause]] = field(default_factory=dict)
     matches: dict[int, list[MatchFact]] = field(default_factory=dict)
     accepts: dict[int, AcceptFact] = field(default_factory=dict)
     puts: dict[int, deque[PutFact]] = field(default_factory=dict)

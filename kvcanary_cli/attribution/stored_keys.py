@@ -15,6 +15,8 @@ from kvcanary_cli.attribution.result import CERTAIN, POSSIBLE, PROBABLE, Culprit
 from kvcanary_cli.trace.schema import DEVICE_POOLS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     from kvcanary_cli.attribution.book import FindingBook
@@ -112,7 +114,10 @@ class StoredKeys:
             return segment.text("transfer_begin", name, row) if name in table.columns else None
 
         transfer = transfer_key(segment.json("transfer_begin", "id", row))
-        if transfer is None or not (text("via") in ("store", "d2h") or text("direction") == "out"):
+        if transfer is None:
+            return
+        if not (text("via") in ("store", "d2h") or text("direction") == "out"):
+            self._context.unfilled.pop(transfer, None)
             return
         by, key = self._context.served.get(transfer, (NOBODY, None))
         if key is None:
@@ -126,6 +131,10 @@ class StoredKeys:
         """A ``transfer_end`` or ``transfer_fail``."""
         kind = "transfer_fail" if failed else "transfer_end"
         transfer = transfer_key(segment.json(kind, "id", row))
+        if transfer is not None and transfer not in self._open:
+            if not failed:
+                self._arrived(transfer, event)
+            return
         key = None if transfer is None else self._open.pop(transfer, None)
         known = None if key is None else self._stored.get(key)
         if known is None or known.transfer != transfer:
@@ -134,6 +143,32 @@ class StoredKeys:
             known.failed = event
         else:
             known.filled = True
+
+    def _arrived(self, transfer: str, event: int) -> None:
+        """A load has ended: what no copy tells of it cannot be content that no store filed."""
+        window = self._context.window(transfer)
+        if window is None or transfer not in self._context.served:
+            return
+        reader, key = self._context.served[transfer]
+        key = self._asked_for([reader]) if key is None else key
+        stored = None if key is None else self._stored.get(key)
+        untold = [slot for slot in window.slots.tolist() if slot not in window.brought]
+        if key is None or stored is None or not untold or self._context.tiers.has_content(key):
+            return
+        if stored.filled or stored.failed == NEVER:
+            return
+        cause = self._failed(event, key, stored)
+        cause.evidence.append(f"no copy of transfer {transfer} is recorded: what came is not known")
+        self._context.unfilled[transfer] = window.begun, cause
+        pages = {("", slot): slot for slot in untold}
+        self._enter(_Load(cause, pages, reader, told=True), event)
+
+    def _enter(self, load: _Load, event: int) -> None:
+        """``load`` brought its pages at ``event``."""
+        self._loads.append(load)
+        for slot in load.pages.values():
+            self._came[slot] = load, event
+            self._follower.rules.state.padded[slot] = True
 
     def copy(self, segment: Segment, row: int, event: int) -> None:
         """A ``copy`` that ``CargoNotes`` has noted: a store of a key, or a load of one."""
@@ -179,33 +214,37 @@ class StoredKeys:
         pages = {(pool, int(cargo.src[k])): int(cargo.dst[k]) for k in wrong}
         reader = next((req for req in sorted(cargo.reqs) if req > TREE), NOBODY)
         cause = (
-            self._failed(cargo, key, stored) if failed else self._early(cargo, key, stored, reader)
+            self._failed(cargo.event, key, stored)
+            if failed
+            else self._early(cargo, key, stored, reader)
         )
         load = _Load(cause, pages, reader, told=failed)
-        self._loads.append(load)
         if not failed:
             stored.loads.append(load)
+        self._enter(load, cargo.event)
         for slot in pages.values():
-            self._came[slot] = load, cargo.event
             # Where a canary row shows it, this is why; unless what was stored was damaged before.
             self._context.moved.setdefault(slot, (cargo.event, cause))
-            self._follower.rules.state.padded[slot] = True
 
     def _key(self, cargo: Cargo) -> str | None:
         """What a load reads: its key, else the entry that its request was served from afar."""
         if cargo.key is not None or cargo.held is None:
             return cargo.key
-        matches = (self._context.matches.get(req) for req in sorted(cargo.reqs) if req > TREE)
+        return self._asked_for(sorted(cargo.reqs))
+
+    def _asked_for(self, reqs: Iterable[int]) -> str | None:
+        """The entry that one of ``reqs`` was served last, if from afar."""
+        matches = (self._context.matches.get(req) for req in reqs if req > TREE)
         last = (facts[-1] for facts in matches if facts)
         return next((fact.entry for fact in last if not len(fact.slots)), None)
 
-    def _failed(self, cargo: Cargo, key: str, stored: _Stored) -> Cause:
+    def _failed(self, loaded: int, key: str, stored: _Stored) -> Cause:
         names = self._follower.names
         return Cause(
             cls="transfer_mismatch",
             subtype="failed_transfer_served",
             cause_event=stored.failed,
-            corrupting_event=cargo.event,
+            corrupting_event=loaded,
             culprit=Culprit(
                 req=names.name(stored.by),
                 step=None,
@@ -215,14 +254,12 @@ class StoredKeys:
             # Somebody whose trace this is not may have stored the key.
             confidence=POSSIBLE if self._forgot else PROBABLE,
             ruled_out=[
-                RuledOut(
-                    "transfer_race", f"the store had failed before the load at event {cargo.event}"
-                )
+                RuledOut("transfer_race", f"the store had failed before the load at event {loaded}")
             ],
             evidence=[
                 f"store {stored.transfer} of key {key} began at event {stored.begun} and "
                 f"failed at event {stored.failed}; no store of the key ended well",
-                f"the load at event {cargo.event} was served the key all the same",
+                f"the load at event {loaded} was served the key all the same",
             ],
         )
 
@@ -301,8 +338,10 @@ class StoredKeys:
                 load.cause.confidence = POSSIBLE
             for name, one in load.readings.items():
                 book.add(load.cause, name, one.step, one.slots, one.positions)
-            if not load.readings and shown is None:
+            if load.readings:
+                continue
+            if shown is None:
                 load.cause.evidence.append("no damaged content was read in this trace")
-                slots = np.array(sorted(load.pages.values()), dtype=np.int64)
-                victim = self._follower.names.name(load.reader)
-                book.add(load.cause, victim, None, slots, np.empty(0, dtype=np.int64), read=False)
+            slots = np.array(sorted(load.pages.values()), dtype=np.int64)
+            victim = self._follower.names.name(load.reader)
+            book.add(load.cause, victim, None, slots, np.empty(0, dtype=np.int64), read=False)

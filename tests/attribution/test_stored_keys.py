@@ -174,3 +174,56 @@ def test_who_reads_it_later(hands: str) -> None:
     )
     (finding,) = diagnose(HEAD_P, events).findings
     assert list(finding.blast_radius) == (["C", "D"] if hands == "own" else ["C"])
+
+
+def _arrival(named: str, brought: list[int], end: str) -> list[Event]:
+    """C's load of key K is told by its window; copies are recorded of ``brought`` only."""
+    match, *got, copy = _load("match")[1:] if named == "match" else _load("copy")[1:]
+    begin: Event = {"kind": "transfer_begin", "id": "L", "req": "C", "slots": [4, 5, 6]}
+    begin |= {"via": "load"} | ({} if named == "match" else {"key": "K"})
+    bare = {k: v for k, v in copy.items() if k != "key"}
+    copies = [bare | {"id": "L", "src": [s + 47 for s in brought], "dst": brought}]
+    history = _load("copy")[0]
+    return [history, match, *got, begin, *(copies if brought else []), {"kind": end, "id": "L"}]
+
+
+@pytest.mark.parametrize("named", ["transfer", "match"])
+@pytest.mark.parametrize("brought", [[], [4]], ids=["no copy", "a copy of some"])
+@pytest.mark.parametrize("read", [True, False])
+def test_a_load_without_copies_of_a_key_whose_store_failed(
+    named: str, brought: list[int], read: bool
+) -> None:
+    stored = _stored(_FAIL, via={"via": "store"})
+    loaded = _arrival(named, brought, "transfer_end")
+    events = numbered([*stored, *loaded, *([_READ] if read else [])])
+    found = diagnose(HEAD_P, events).findings
+    assert {(f.cls, f.subtype) for f in found} == {("transfer_mismatch", "failed_transfer_served")}
+    assert {f.cause_event for f in found} == {index_of(events, "transfer_fail")}
+    assert {(f.victim, f.culprit.req, f.confidence) for f in found} == {("C", "A", "possible")}
+    assert set().union(*(f.slots for f in found)) == {4, 5, 6}
+    if not brought:
+        (finding,) = found
+        assert finding.corrupting_event == index_of(events, "transfer_end", id="L")
+        assert any("no copy of transfer L is recorded" in text for text in finding.evidence)
+    assert all(list(f.blast_radius) == (["C"] if read else []) for f in found)
+
+
+@pytest.mark.parametrize("end", ["transfer_end", "transfer_fail"])
+@pytest.mark.parametrize(
+    "how",
+    [(_END,), (_STORED, _FAIL), (_FAIL, _SECOND, {"kind": "transfer_end", "id": "S2"}), ()],
+    ids=["ended", "copied, then failed", "again", "still runs"],
+)
+def test_a_load_without_copies_does_not_go_back_to_a_store_that_filled_its_key(
+    how: tuple[Event, ...], end: str
+) -> None:
+    """Nor does one that failed, too: then that is why the slots are empty."""
+    events = numbered([*_stored(*how, via={"via": "store"}), *_arrival("transfer", [], end), _READ])
+    (finding,) = diagnose(HEAD_P, events).findings
+    said = (finding.cls, finding.subtype)
+    if end == "transfer_end":
+        assert said == ("unwritten_read", "never_written_since_alloc")
+        assert finding.confidence == "possible"
+    else:
+        assert said == ("transfer_mismatch", "failed_transfer_served")
+        assert finding.cause_event == index_of(events, "transfer_fail", id="L")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvcanary_cli.attribution.damage import Cause, Damage, at_event, event_or_none
@@ -88,8 +89,12 @@ class LifetimeFacts(PrefixHits):
             text = f"{whose} the slot; nobody wrote it since alloc"
             cause.ruled_out.append(RuledOut("use_after_free", text))
         window = self.context.window_onto(slot, allocated)
-        if window is not None:
-            self._unseen_transfer(cause, window, slot)
+        if window is None:
+            return cause
+        begun, unfilled = self.context.unfilled.get(window.key, (NEVER, None))
+        if unfilled is not None and begun == window.begun and slot not in window.brought:
+            return replace(unfilled, confidence=POSSIBLE, evidence=list(unfilled.evidence))
+        self._unseen_transfer(cause, window, slot)
         return cause
 
     @staticmethod
