@@ -11,7 +11,7 @@ from kvcanary_cli.attribution.result import CERTAIN, CONFIDENCES, POSSIBLE, PROB
 from kvcanary_cli.replay.coverage import CLASS_NEEDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 # Classes whose later instances repeat the same defect on other slots: the first step stands for it.
 ONE_STEP = frozenset({"position_misalign", "wrong_token_fed"})
+
+# Readers of one cause of whom something is told.
+_READERS_TOLD = 16
 
 # What is copied or matched may have been stored or published long before.
 _BRINGS_THE_PAST = frozenset({"transfer_mismatch", "transfer_race", "prefix_index", "key_aliasing"})
@@ -74,6 +77,7 @@ class FindingBook:
         self.event = self.event_now = NOBODY
         self.awaiting: list[tuple[Finding, Window, int]] = []
         self._both_sides: set[str] = set()
+        self._told: dict[str, set[str]] = {}
         self.named_before: dict[str, int] = {}
         self.begins: Callable[[str], bool] = bool
         # Of a cut: its first forward, and who had been named by then.
@@ -89,11 +93,20 @@ class FindingBook:
             finding = self.new(cause, damage.worker, damage.pool_kind, victim, damage.step)
             if cause.awaited is not None:
                 self.awaiting.append((finding, cause.awaited, damage.slot))
+        if cause.of_reader is not None:
+            self._tell_reader(finding, *cause.of_reader)
         finding.follows.update(cause.follows)
         finding.sources.update(cause.sources)
         if cause.other_side is not None:
             self._other_side(finding, *cause.other_side, sure=cause.confidence == CERTAIN)
         return finding
+
+    def _tell_reader(self, finding: Finding, reader: str, texts: Iterable[str]) -> None:
+        """Add what a cause tells of one of its readers, as far as there is room."""
+        told = self._told.setdefault(finding.id, set())
+        if reader not in told and len(told) < _READERS_TOLD:
+            told.add(reader)
+            finding.evidence.extend(texts)
 
     def _other_side(self, finding: Finding, text: str, slot: int | None, *, sure: bool) -> None:
         """The cause of ``finding`` damaged ``slot``, None = none that counts, as well."""

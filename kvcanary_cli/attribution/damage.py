@@ -81,6 +81,7 @@ class Cause:
     ``sources`` are slots that the damage was in before copies moved it to where it was met.
     ``other_side`` are evidence, told once even where other damage showed the cause before, which
     makes the cause as sure as ``confidence`` says, and a slot that is damaged as well, or None.
+    ``of_reader`` is a reader, and evidence that is told once of each that has the same cause.
     ``rests_on`` names families whose silence the conclusion rests on: where one of them was not
     recorded, what was not seen may have happened, and the cause is at most so sure.
     """
@@ -100,6 +101,7 @@ class Cause:
     rests_on: Mapping[str, str] = field(default_factory=dict)
     awaited: Window | None = None
     other_side: tuple[str, int | None] | None = None
+    of_reader: tuple[str, tuple[str, ...]] | None = None
 
 
 def at_event(event: int) -> str:

@@ -136,16 +136,26 @@ def test_a_row_that_names_its_slots_at_two_positions() -> None:
     assert finding.corrupting_event == index_of(events, "forward", step=2)
 
 
-def test_rows_of_two_requests_of_a_batch_are_swapped() -> None:
+@pytest.mark.parametrize("later", [False, True], ids=["once", "goes on"])
+def test_rows_of_two_requests_of_a_batch_are_swapped(later: bool) -> None:
     """Each reads the other's content; whoever set its row up did nothing wrong."""
     events = _two(rows=(2, 1))
     at = index_of(events, "forward", step=3)
-    found = {f.victim: f for f in diagnose(HEAD, events).findings}
-    assert set(found) == {"A", "B"}
-    for name, slots in (("A", {4, 5, 6}), ("B", {1, 2, 3})):
-        assert _said(found[name]) == ("stale_mapping", "anothers_row", at, "certain")
-        assert (found[name].culprit.req, found[name].slots) == (name, slots)
-        assert list(found[name].blast_radius) == [name]
+    if later:
+        events[-1]["req_pool_indices"] = [2, 1]
+    (finding,) = diagnose(HEAD, events).findings
+    _check_exchanged(finding, at, {1, 2, 3, 4, 5, 6} | ({7, 8} if later else set()))
+
+
+def _check_exchanged(finding: Finding, at: int, slots: set[int]) -> None:
+    """One event made both read the other's row: one finding, which names both."""
+    assert _said(finding) == ("stale_mapping", "anothers_row", at, "certain")
+    assert (finding.victim, finding.culprit.req, finding.slots) == ("A", "A", slots)
+    assert list(finding.blast_radius) == ["A", "B"]
+    for name, row, other in (("A", 2, "B"), ("B", 1, "A")):
+        told = [text for text in finding.evidence if f"names row {row} for {name}" in text]
+        assert len(told) == 1
+        assert f"set for {other} " in told[0]
 
 
 def test_without_alloc_events_it_is_probable() -> None:
@@ -221,11 +231,8 @@ def test_rows_that_nobody_ran_in_before_are_swapped() -> None:
         cached.append({"kind": "own", "from": f"P{step}", "slots": slots} | entry)
     events = numbered([*cached, *served, _batch(3, ("A", 2, 99, 2, 5), ("B", 1, 99, 2, 6))])
     at = index_of(events, "forward", step=3)
-    found = {f.victim: f for f in diagnose(prefix, events).findings}
-    assert set(found) == {"A", "B"}
-    for name, slots in (("A", {3, 4}), ("B", {1, 2})):
-        assert _said(found[name]) == ("stale_mapping", "anothers_row", at, "certain")
-        assert found[name].slots == slots
+    (finding,) = diagnose(prefix, events).findings
+    _check_exchanged(finding, at, {1, 2, 3, 4})
 
 
 @pytest.mark.parametrize("moved", [True, False])

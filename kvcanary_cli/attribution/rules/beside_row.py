@@ -156,7 +156,6 @@ class BesideRow(Facts):
         return Cause(
             cls="stale_mapping",
             subtype=ANOTHERS_ROW,
-            group=place,
             cause_event=since,
             corrupting_event=since,
             culprit=Culprit(
@@ -168,11 +167,15 @@ class BesideRow(Facts):
             ruled_out=[
                 RuledOut("use_after_free", f"row {own} of {name} names slots with its content")
             ],
-            evidence=[
-                f"the forward at event {since} names row {damage.row} for {name}; its cells were "
-                f"set for {tenant} at event {self.held_since(damage)}",
-                f"row {own} names the slot with position {position} of {name}",
-            ],
+            # Rows that one batch exchanged are one fault: each of its requests is named.
+            of_reader=(
+                name or "",
+                (
+                    f"the forward at event {since} names row {damage.row} for {name}; its cells "
+                    f"were set for {tenant} at event {self.held_since(damage)}",
+                    f"row {own} names the slot with position {position} of {name}",
+                ),
+            ),
         )
 
     def _had_it_since(self, damage: Damage) -> int:
