@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from kvcanary_cli.abi.constants import PoolKind
 from kvcanary_cli.attribution.diagnose import diagnose_trace
 from kvcanary_cli.replay.collector import Collector
+from kvcanary_cli.replay.driver import Replay
 from kvcanary_cli.replay.options import ReplayOptions, Verify
+from kvcanary_cli.replay.result import Capacities
 from kvcanary_cli.report.finding_life import timeline
+from tests.attribution.events import HEAD, decode, life, numbered
 from tests.replay.documents import document
 from tests.replay.faults import plant
 from tests.replay.helpers import UNCHECKED, MemoryReader
@@ -23,6 +26,10 @@ from tests.replay.simulator import Settings, simulate
 if TYPE_CHECKING:
     from kvcanary_cli.abi.plans import VerifyPlan, WritePlan
     from kvcanary_cli.attribution.result import Finding
+    from kvcanary_cli.replay.forwards import Forward
+    from kvcanary_cli.replay.violations import ViolationChunk
+    from kvcanary_cli.replay.watcher import Reads
+    from kvcanary_cli.trace.segment import Segment
 
 Event = dict[str, Any]
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
@@ -198,3 +205,49 @@ def _last_look(events: list[Event], slot: int, bad: int) -> int:
         elif event["kind"] == "copy" and slot in event["dst"]:
             last = event["i"]
     return last
+
+
+class _Soundness:
+    """A watcher that notes of which forwards the replay says that they were checked and sound."""
+
+    def __init__(self) -> None:
+        self.replay: Replay | None = None
+        self.told: dict[int, bool] = {}
+
+    def ledger(self) -> None:
+        return None
+
+    def event(self, segment: Segment, k: int, kind: str, row: int) -> None:
+        pass
+
+    def begun(self, forward: Forward, reads: Reads, written: list[Any]) -> None:
+        pass
+
+    def finished(self, forward: Forward, found: list[ViolationChunk]) -> None:
+        assert self.replay is not None
+        self.told[forward.step] = self.replay.worker(forward.worker).collector.sound
+
+    def swept(self, step: int, event: int, found: list[ViolationChunk]) -> None:
+        pass
+
+    def ended(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("room", range(1, 6))
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_what_an_overflow_left_unchecked_is_not_sound(room: int, backend: str) -> None:
+    """Upstream's canary verifies nothing of a forward that reads more than it has room for."""
+    prompt = life("A", [11, 12], [1, 2], row=1, step=1)
+    steps = [decode("A", 20 + p, 1 + p, row=1, position=p, step=p) for p in range(2, 5)]
+    events = [*prompt, *(event for step in steps for event in step)]
+    reader = MemoryReader(HEAD, numbered(events))
+    capacities = Capacities(verify=room, write_req=9, write_entry=9, source="--capacity")
+    options = ReplayOptions(backend=backend, strict_upstream=True)
+    watcher = _Soundness()
+    watcher.replay = Replay(reader.header, options, capacities, watcher)
+    for segment in reader.segments():
+        watcher.replay.feed(segment)
+    watcher.replay.flush()
+    # A forward at step p reads p entries.
+    assert watcher.told == {1: True, **{p: p <= room for p in range(2, 5)}}
