@@ -102,11 +102,11 @@ class Explainer:
         """
         if chunk.check != VERIFY or forward is None or chunk.pool_kind != "FULL":
             return
-        if not (self._follower.padding_slots(forward) == slot).any():
+        if not (self._follower.forwards.padding_slots(forward) == slot).any():
             return
         assert self._now.replay is not None
         if self._now.replay.worker(chunk.worker).changed_under_padding(slot):
-            self._follower.note_padding(forward, only=slot)
+            self._follower.forwards.note_padding(forward, only=slot)
 
     def _of_same_bytes(self, damage: Damage, chunk: ViolationChunk, k: int) -> Finding | None:
         """The finding of the bytes that are in the slot still, whatever padding rows did to it."""

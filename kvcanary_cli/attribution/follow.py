@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvcanary_cli.abi.constants import PADDING_ROW, ForwardMode, PoolKind
+from kvcanary_cli.abi.constants import PADDING_ROW, PoolKind
 from kvcanary_cli.attribution.context import (
     AcceptFact,
     Context,
@@ -17,11 +17,10 @@ from kvcanary_cli.attribution.context import (
 from kvcanary_cli.attribution.earlier_frees import EarlierFrees
 from kvcanary_cli.attribution.event_runs import EventRuns
 from kvcanary_cli.attribution.follow_copies import CopyEvents
-from kvcanary_cli.attribution.follow_cut import NAMESPACE_PREFIX, CutRows
+from kvcanary_cli.attribution.follow_cut import CutRows
+from kvcanary_cli.attribution.follow_forwards import ForwardWrites
 from kvcanary_cli.attribution.follow_prefixes import PrefixEvents
 from kvcanary_cli.attribution.ledger import (
-    BY_FORWARD,
-    BY_VERIFY,
     NOBODY,
     TREE,
     Names,
@@ -60,6 +59,7 @@ class Follower:
         writes: Lane to its writers.
         context: What is not slot by slot.
         copies: Enters transfers and copies.
+        forwards: Enters what forwards write.
         frees: Which free took a slot from somebody.
     """
 
@@ -87,6 +87,7 @@ class Follower:
             if name.startswith("_on_")
         }
         self.copies = copies = CopyEvents(self.names, self.rules, self.context, self.lane)
+        self.forwards = ForwardWrites(self.names, self.context, self.lane)
         prefixes = PrefixEvents(self.names, self.rules, self.context, self.frees)
         self._handlers |= prefixes.handlers()
         self._handlers |= {
@@ -308,95 +309,12 @@ class Follower:
         """Check what a forward writes; [tokens of rows] 1 where the writer was no owner."""
         writers = codes[forward.token_row]
         foreign = self.rules.write(slots, writers, forward.event, forward.step)
-        pad = self.padding_slots(forward)
+        pad = self.forwards.padding_slots(forward)
         if len(pad):
             nobody = np.full(len(pad), NOBODY, dtype=np.int32)
             self.rules.write(pad, nobody, forward.event, forward.step)
         out: Ints = foreign.astype(np.int64)
         return out
-
-    @staticmethod
-    def padding_slots(forward: Forward) -> Ints:
-        """Slots that padding rows of the batch target."""
-        pad: Ints = forward.out_cache_loc[len(forward.token_row) :]
-        return pad[pad > 0]
-
-    def written(
-        self,
-        forward: Forward,
-        lanes: list[Ints],
-        codes: NDArray[np.int32],
-        foreign: Ints,
-        lut: Ints | None,
-    ) -> None:
-        """Enter what a forward wrote."""
-        kind = BY_VERIFY if forward.mode is ForwardMode.TARGET_VERIFY else BY_FORWARD
-        row = forward.token_row
-        positions = forward.batch.positions.numpy()[: len(row)]
-        for index, slots in enumerate(lanes):
-            keep = slots >= 0
-            batch_rows: Ints = row[keep]
-            lane_foreign = foreign[keep] != 0
-            if index == 1:
-                # A SWA slot remembers its full slot, and whether the table agreed.
-                full = forward.out_cache_loc[: len(row)][keep]
-                batch_rows = full
-                lane_foreign = (
-                    np.zeros(len(full), dtype=np.bool_)
-                    if lut is None
-                    else lut[np.maximum(full, 0)] != slots[keep]
-                )
-            self.lane(forward.worker, "SWA" if index else "FULL").put(
-                slots[keep],
-                req=codes[row[keep]],
-                step=forward.step,
-                event=forward.event,
-                kind=kind,
-                position=positions[keep],
-                true_position=forward.true_positions[keep],
-                batch_row=batch_rows,
-                namespace=self._namespaces(forward)[row[keep]],
-                foreign=lane_foreign,
-            )
-        self.note_padding(forward)
-
-    def _namespaces(self, forward: Forward) -> NDArray[np.int32]:
-        if forward.namespaces is None:
-            return np.zeros(len(forward.reqs), dtype=np.int32)
-        return np.array(
-            [0 if name is None else self.namespace_code(name) for name in forward.namespaces],
-            dtype=np.int32,
-        )
-
-    def namespace_code(self, name: str) -> int:
-        """Interned namespace, with the version of its adapter."""
-        return self.names.code(NAMESPACE_PREFIX + self.context.namespace(name))
-
-    @staticmethod
-    def padded_rows(forward: Forward) -> dict[int, list[int]]:
-        """By batch row, the slots that a padding row writes."""
-        tail = forward.out_cache_loc[len(forward.token_row) :]
-        bs, active = len(forward.rows), int((forward.rows != PADDING_ROW).sum())
-        out: dict[int, list[int]] = {}
-        for k, slot in enumerate(tail.tolist()):
-            if slot > 0:
-                out.setdefault(min(active + k, bs - 1), []).append(slot)
-        return out
-
-    def note_padding(self, forward: Forward, only: int | None = None) -> None:
-        """Enter which slots padding rows wrote, or that ``only`` one; twice is as good as once."""
-        writes = self.lane(forward.worker, "FULL")
-        for row, slots in self.padded_rows(forward).items():
-            hit = slots if only is None else [slot for slot in slots if slot == only]
-            if not hit:
-                continue
-            writes.pad_event[hit], writes.pad_step[hit] = forward.event, forward.step
-            writes.pad_row[hit] = forward.recorded_row[row]
-            active = int((forward.rows != PADDING_ROW).sum())
-            self.context.pad_batches[forward.event] = (active, len(forward.rows))
-        if forward.mode.is_decode_or_idle:
-            for b, slot in enumerate(forward.out_cache_loc[: len(forward.token_row)].tolist()):
-                self.context.batch_row_slot[b] = (slot, forward.step)
 
     def leaks(self, in_transfer: Ints) -> int:
         """Report slots of requests that ended at least two steps before the trace did.

@@ -87,7 +87,7 @@ class Scene:
         """Enter what a forward wrote, after its reads have been looked at."""
         codes = self.follower.req_codes(forward)
         foreign = np.zeros(len(forward.token_row), dtype=np.int64)
-        self.follower.written(forward, lanes, codes, foreign, self.lut)
+        self.follower.forwards.written(forward, lanes, codes, foreign, self.lut)
 
 
 def ask(reader: TraceReader, question: Question) -> None:

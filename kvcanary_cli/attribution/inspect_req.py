@@ -316,7 +316,7 @@ class StepTable(Question):
             nearest = sorted({*self._near, forward.step}, key=lambda s: abs(s - self.step))
             self._near = nearest[:3]
             return
-        padded = scene.follower.padded_rows(forward)
+        padded = scene.follower.forwards.padded_rows(forward)
         for b, req in enumerate(forward.reqs):
             mine = forward.token_row == b
             count = len(forward.token_row)

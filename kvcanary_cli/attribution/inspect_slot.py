@@ -276,7 +276,9 @@ class WhoWrote(Question):
         if (lanes[index] == self.slot).any():
             self._pending = forward.step == self.step
         if index == 0 and forward.step == self.step:
-            self._pending |= bool((scene.follower.padding_slots(forward) == self.slot).any())
+            self._pending |= bool(
+                (scene.follower.forwards.padding_slots(forward) == self.slot).any()
+            )
 
     def begin_anew(self, event: int) -> None:
         super().begin_anew(event)

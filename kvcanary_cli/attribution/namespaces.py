@@ -37,7 +37,7 @@ class Namespaces:
         """Compare the namespaces of what ``forward`` reads, where it recorded its own."""
         if forward.namespaces is None or not len(slots):
             return
-        code = self._follower.namespace_code
+        code = self._follower.forwards.namespace_code
         own = np.array([0 if n is None else code(n) for n in forward.namespaces], dtype=np.int32)
         writes = self._follower.lane(forward.worker, "FULL")
         written, reading = writes.namespace[slots], own[reader_rows]

@@ -53,7 +53,7 @@ class PaddedSlots:
         if forward.worker != "target":
             return
         owners = self._follower.rules.state.owner
-        for slot in self._follower.padding_slots(forward).tolist():
+        for slot in self._follower.forwards.padding_slots(forward).tolist():
             if owners[slot] > FREE:
                 self._hit(forward, slot)
         if self._open:
@@ -61,7 +61,7 @@ class PaddedSlots:
 
     def _hit(self, forward: Forward, slot: int) -> None:
         follower = self._follower
-        follower.note_padding(forward)
+        follower.forwards.note_padding(forward)
         row = int(follower.lane("target", "FULL").pad_row[slot])
         former = follower.context.batch_row_slot.get(row)
         stale = former is not None and former[0] == slot

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvcanary_cli.abi.constants import PoolKind
 from kvcanary_cli.attribution import result as what
 from kvcanary_cli.attribution.facts import (
     MAX_ENTRIES,
     MAX_LIFE,
-    Act,
     EntryFact,
     FindingFacts,
     OtherReader,
 )
-from kvcanary_cli.attribution.ledger import NEVER, NOBODY, TREE
+from kvcanary_cli.attribution.ledger import NEVER
 from kvcanary_cli.attribution.slot_life import Life, slots_life
 from kvcanary_cli.attribution.slot_owners import owner_map
+from kvcanary_cli.attribution.snapshot_entries import Entries
 from kvcanary_cli.attribution.snapshot_rows import Rows
-from kvcanary_cli.replay.lanes import get_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvcanary_cli.attribution.follow import Follower
-    from kvcanary_cli.attribution.ledger import Writes
     from kvcanary_cli.attribution.result import Finding
     from kvcanary_cli.replay.forwards import Forward
     from kvcanary_cli.replay.violations import ViolationChunk
@@ -38,7 +35,6 @@ if TYPE_CHECKING:
 
 # A trace with more findings than this has one story told many times.
 _MAX_FINDINGS = 500
-_HOW = ("nothing", "forward", "verify", "copy", "state")
 # By what a broken rule was met.
 _RULE_ACCESS = {
     what.DOUBLE_ALLOC: "alloc",
@@ -201,7 +197,6 @@ class Snapshots:
         step: int | None,
     ) -> FindingFacts:
         slots = np.array(sorted(finding.slots), dtype=np.int64)
-        writes = self.follower.lane(finding.worker, finding.pool_kind)
         reader = finding.victim
         life = self._life(finding.worker, finding.pool_kind, slots, reader, finding.culprit.req)
         if finding.cls == "use_after_free" and finding.cause_event is not None:
@@ -238,7 +233,7 @@ class Snapshots:
             rows=rows,
             others=others,
             not_met=frozenset(not_met),
-            entries=self._entries(finding, rows, writes, forward, slots),
+            entries=Entries(self.follower).of(finding, rows, forward, slots),
             lane=(finding.worker, finding.pool_kind),
         )
 
@@ -294,113 +289,6 @@ class Snapshots:
             life_total=len(told),
             others=others,
             not_met=not_met,
-        )
-
-    def _entries(
-        self,
-        finding: Finding,
-        rows: Rows,
-        writes: Writes,
-        forward: Forward | None,
-        slots: Ints,
-    ) -> tuple[EntryFact, ...]:
-        at: dict[int, int] = {}
-        for k, slot in enumerate(rows.slot.tolist()):
-            # Where a forward failed at a slot twice, what it read tells more than what it wrote.
-            if not rows.seam[k]:
-                at.setdefault(slot, k)
-        stored = self._stored(finding, slots[:MAX_ENTRIES])
-        entries = []
-        for n, slot in enumerate(slots[:MAX_ENTRIES].tolist()):
-            hit = at.get(slot)
-            writer, before = self._last(writes, slot), self._before(writes, slot)
-            if hit is None:
-                fed = self._fed(forward, slot) if rows.access == "write" else None
-                if fed is not None and forward is not None:
-                    before = writer
-                    writer = Act(finding.victim, forward.step, forward.event, "forward")
-                token, place = stored[n]
-                position = -1 if place is None else place
-                if fed is not None:
-                    position, token, place = fed
-                entries.append(
-                    EntryFact(
-                        slot=slot,
-                        position=position,
-                        found_token=token,
-                        found_position=place,
-                        expected_token=None if fed is not None else self._true(finding, position),
-                        writer=writer,
-                        before=before,
-                    )
-                )
-                continue
-            if rows.access == "write" and forward is not None:
-                before = writer
-                writer = Act(finding.victim, forward.step, forward.event, "forward")
-            entries.append(
-                EntryFact(
-                    slot=slot,
-                    position=int(rows.position[hit]),
-                    found_token=int(rows.token[hit]),
-                    found_position=int(rows.stored_position[hit]),
-                    expected_token=int(rows.expected[hit]) if rows.checked[hit] else None,
-                    writer=writer,
-                    before=before,
-                )
-            )
-        return tuple(sorted(entries, key=lambda e: (e.position, e.slot)))
-
-    @staticmethod
-    def _fed(forward: Forward | None, slot: int) -> tuple[int, int, int] | None:
-        """What the forward wrote to ``slot``: where it belonged, the token, where it was put."""
-        if forward is None:
-            return None
-        at = np.flatnonzero(forward.out_cache_loc[: len(forward.token_row)] == slot)
-        if not len(at):
-            return None
-        k = int(at[-1])
-        return int(forward.true_positions[k]), int(forward.input_ids[k]), int(forward.positions[k])
-
-    def _true(self, finding: Finding, position: int) -> int | None:
-        """The token that the victim has at ``position``, as far as its history is known."""
-        pool = self.follower.pool
-        if pool is None or pool.histories is None or finding.victim is None or position < 0:
-            return None
-        tokens = pool.histories.tokens(finding.victim)
-        at = position + (finding.worker == "draft")
-        return int(tokens[at]) if at < len(tokens) and tokens[at] >= 0 else None
-
-    def _stored(self, finding: Finding, slots: Ints) -> list[tuple[int | None, int | None]]:
-        """Tokens and positions that the canary rows hold; None where the trace does not tell."""
-        pool = self.follower.pool
-        lane = None
-        if pool is not None:
-            lane = pool.lanes.get((finding.worker, PoolKind[finding.pool_kind]))
-        if lane is None or not len(slots):
-            return [(None, None)] * len(slots)
-        told = [True] * len(slots) if lane.unknown is None else (~lane.unknown[slots]).tolist()
-        rows = get_rows(lane.group.k_head, slots)[:, :2].tolist()
-        return [(t, p) if known else (None, None) for (t, p), known in zip(rows, told, strict=True)]
-
-    def _last(self, writes: Writes, slot: int) -> Act:
-        how, moved = _HOW[int(writes.kind[slot])], int(writes.moved_event[slot])
-        act = self._act(writes.req, writes.step, writes.event, slot, how)
-        return act if moved == NEVER else replace(act, moved=moved)
-
-    def _before(self, writes: Writes, slot: int) -> Act:
-        how = "nothing" if writes.before_event[slot] == NEVER else "forward"
-        return self._act(writes.before_req, writes.before_step, writes.before_event, slot, how)
-
-    def _act(
-        self, req: NDArray[np.int32], step: NDArray[np.int32], event: Ints, slot: int, how: str
-    ) -> Act:
-        when = int(event[slot])
-        return Act(
-            req=None if int(req[slot]) == TREE else self.follower.names.name(int(req[slot])),
-            step=None if int(step[slot]) == NOBODY else int(step[slot]),
-            event=None if when == NEVER else when,
-            how=how,
         )
 
 

@@ -47,7 +47,7 @@ class UnderWay:
     def enter_writes(self, forward: Forward) -> None:
         """Enter what ``forward`` wrote."""
         lut = None if self.replay is None else self.replay.pool.lut
-        self.follower.written(forward, self.lanes, self.codes, self.foreign, lut)
+        self.follower.forwards.written(forward, self.lanes, self.codes, self.foreign, lut)
 
     def is_foreign(self, slot: int) -> bool:
         """Whether the forward writes ``slot`` of the full pool without owning it."""

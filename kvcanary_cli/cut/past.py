@@ -63,7 +63,7 @@ class Past:
 
     def finished(self, forward: Forward, found: list[ViolationChunk]) -> None:
         lut = None if self.replay is None else self.replay.pool.lut
-        self.follower.written(forward, self._lanes, self._codes, self._foreign, lut)
+        self.follower.forwards.written(forward, self._lanes, self._codes, self._foreign, lut)
         self.sidecars.written(forward, self._lanes)
 
     def swept(self, step: int, event: int, found: list[ViolationChunk]) -> None:
