@@ -6,6 +6,7 @@ request was just given, or what a match just served it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -34,17 +35,32 @@ class RowTenancies(Facts):
         super().__init__(*facts)
         # By row and map event, who got the row by it; None = nobody did.
         self._begins: dict[tuple[int, int], Tenancy | None] = {}
+        # By row: its newest map event, all of them, and whose the row is from each on.
+        self._courses: dict[int, tuple[object, list[int], list[Tenancy | None]]] = {}
 
     def newest(self, facts: RowFacts, upto: int) -> Tenancy | None:
         """The newest tenancy of the row up to event ``upto``, from its first map event on."""
-        found: Tenancy | None = None
-        for fact in reversed(facts.maps):
-            if fact.event <= upto:
-                begin = self._got_by(facts, fact)
-                if begin is not None and found is not None and begin.req != found.req:
-                    break
-                found = begin or found
-        return found
+        events, tenancies = self._course(facts)
+        at = bisect_right(events, upto)
+        return tenancies[at - 1] if at else None
+
+    def _course(self, facts: RowFacts) -> tuple[list[int], list[Tenancy | None]]:
+        """The row's map events, and whose it is from each on; gone through when one is added."""
+        newest = next(facts.table.newest_first(facts.row), None)
+        known = self._courses.get(facts.row)
+        if known is not None and known[0] == newest:
+            return known[1:]
+        maps = sorted(facts.maps, key=lambda fact: fact.event)
+        tenancies: list[Tenancy | None] = []
+        now: Tenancy | None = None
+        for fact in maps:
+            begin = self._got_by(facts, fact)
+            if begin is not None and (now is None or begin.req != now.req):
+                now = begin
+            tenancies.append(now)
+        events = [fact.event for fact in maps]
+        self._courses[facts.row] = newest, events, tenancies
+        return events, tenancies
 
     def before(self, facts: RowFacts, begin: Tenancy) -> Tenancy | None:
         """Who had the row before ``begin``, and since when: who ran there or got it last."""
