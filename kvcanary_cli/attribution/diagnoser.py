@@ -231,8 +231,12 @@ class Diagnoser:
         self._snapshots.take(self.book.findings, found, forward=forward)
         writes = self.follower.lane(forward.worker, "FULL")
         assert self.replay is not None
-        if self.replay.worker(forward.worker).collector.sound and not found:
-            writes.note_read(self._now.read.slots, forward.event)
+        collector = self.replay.worker(forward.worker).collector
+        if collector.sound and not found:
+            slots = self._now.read.slots
+            if collector.untold:
+                slots = slots[~np.isin(slots, list(collector.untold))]
+            writes.note_read(slots, forward.event)
         self._now.enter_writes(forward)
         self._overwritten.explain(forward, found)
         self._snapshots.take(self.book.findings, forward=forward)

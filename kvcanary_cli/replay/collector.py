@@ -60,6 +60,8 @@ class Collector:
         active: Whether violations are worked out; the launches run either way.
         forward: The forward under way, None in a sweep.
         entries: Which entries of group 0 are checked in the forward under way, None = all.
+        untold: Slots of the worker's full pool that the forward under way read, and with which
+            nothing could be compared; what it writes itself does not change that.
         compares_tokens: Whether the trace has tokens: without them nothing tells whose content a
             slot holds.
         sound: Whether the forward under way was checked, and no launch of it counted anything.
@@ -83,6 +85,7 @@ class Collector:
     ) -> None:
         self.active = True
         self.compares_tokens = self.sound = True
+        self.untold: set[int] = set()
         self.forward: Forward | None = None
         self.entries: Entries | None = None
         self.expected: Ints | None = None
@@ -145,7 +148,7 @@ class Collector:
             incomplete |= mask
         if lane.unknown is not None:
             mask = lane.unknown[host_slots] & checked
-            lane.cannot_tell(host_slots[mask])
+            self._cannot_tell(lane, host_slots[mask])
             slots[_mask(mask, slots)] = 0
             unknown_prev = (host_prevs > 0) & lane.unknown[np.maximum(host_prevs, 0)]
             prevs[_mask(unknown_prev, prevs)] = 0
@@ -158,7 +161,7 @@ class Collector:
         if unlinked.any():
             # Neither token nor chain is compared: nothing tells whose content it is.
             bare = verify_plan.verify_expected_tokens[:count].cpu().numpy() == NO_EXPECTED_TOKEN
-            lane.cannot_tell(host_slots[unlinked & bare])
+            self._cannot_tell(lane, host_slots[unlinked & bare])
         if self.active:
             tokens = verify_plan.verify_expected_tokens[:count].cpu().numpy()
             self._tally.entries_verified += int(checked.sum())
@@ -196,6 +199,11 @@ class Collector:
     def _skip(self, reason: str, count: int) -> None:
         if self.active:
             self._tally.skip(reason, count)
+
+    def _cannot_tell(self, lane: Lane, slots: Ints) -> None:
+        lane.cannot_tell(slots)
+        if lane.kind is PoolKind.FULL:
+            self.untold.update(slots.tolist())
 
     def _start_lineages(self, group_index: int, lane: Lane, write_plan: WritePlan) -> None:
         """Let rows that follow unknown content begin a chain of their own."""

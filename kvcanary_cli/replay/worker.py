@@ -163,6 +163,7 @@ class WorkerCanary:
         collector.active, collector.forward = active, forward
         collector.unhashed = {}
         collector.sound = collector.compares_tokens
+        collector.untold.clear()
         collector.drop_overflow = None
         if self._options.strict_upstream and self._capacities is not None:
             collector.drop_overflow = self._capacities.per_forward_verify_capacity

@@ -251,3 +251,31 @@ def test_what_an_overflow_left_unchecked_is_not_sound(room: int, backend: str) -
     watcher.replay.flush()
     # A forward at step p reads p entries.
     assert watcher.told == {1: True, **{p: p <= room for p in range(2, 5)}}
+
+
+@pytest.mark.parametrize("first", ["reader", "writer"])
+@pytest.mark.parametrize("slot", [1, 2, 3])
+def test_what_a_forward_overwrites_was_not_compared_where_it_was_not_known(
+    first: str, slot: int
+) -> None:
+    """The recording begins behind A's prompt; B writes one of A's slots while A reads it."""
+    rows = [("A", 1, 4, 14, 3, 4), ("B", 2, 3, 23, 2, slot)]
+    rows = rows if first == "reader" else rows[::-1]
+    names = ("reqs", "req_pool_indices", "seq_lens", "input_ids", "positions", "out_cache_loc")
+    batch = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+    events = numbered(
+        [
+            {"kind": "map", "row": 1, "start": 0, "slots": [1, 2, 3, 4]},
+            {"kind": "history", "req": "A", "start": 0, "ids": [11, 12, 13, 14]},
+            *life("B", [21, 22], [5, 6], row=2, step=1),
+            {"kind": "history", "req": "B", "start": 2, "ids": [23]},
+            {"kind": "alloc", "owner": "B", "slots": [7]},
+            {"kind": "map", "row": 2, "start": 2, "slots": [7]},
+            {"kind": "forward", "step": 2, "forward_mode": "DECODE", **batch},
+            *decode("A", 15, 8, row=1, position=4, step=3),
+        ]
+    )
+    findings = _findings(HEAD | {"starts_mid_run": True}, events)
+    assert any(slot in finding.slots for finding in findings)
+    read = next(e["i"] for e in events if e.get("step") == 2)
+    assert (read, slot) not in said_to_be_sound(findings)
