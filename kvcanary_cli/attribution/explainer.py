@@ -105,7 +105,7 @@ class Explainer:
         if not (self._follower.forwards.padding_slots(forward) == slot).any():
             return
         assert self._now.replay is not None
-        if self._now.replay.worker(chunk.worker).changed_under_padding(slot):
+        if self._now.replay.worker(chunk.worker).prints.changed_under_padding(slot):
             self._follower.forwards.note_padding(forward, only=slot)
 
     def _of_same_bytes(self, damage: Damage, chunk: ViolationChunk, k: int) -> Finding | None:
@@ -118,7 +118,7 @@ class Explainer:
         """Fingerprint of the wrong bytes, before a padding row of this very forward hit them."""
         slot, before = int(chunk.columns["slot"][k]), None
         if self._now.replay is not None and chunk.pool_kind == "FULL":
-            before = self._now.replay.worker(chunk.worker).under_padding.fingerprint(slot)
+            before = self._now.replay.worker(chunk.worker).prints.under_padding.fingerprint(slot)
         return int(chunk.columns["expected_kv_hash"][k]) if before is None else before
 
     def _known_before(self, chunk: ViolationChunk, k: int, forward: Forward) -> Finding | None:

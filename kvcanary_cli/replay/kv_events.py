@@ -86,9 +86,9 @@ class KvEvents:
         slots, hashes = _last_of_each(slots, hashes)
         event = int(segment.index[k])
         if is_after:
-            worker.note_after_hash(lane, half, slots, hashes, event=event)
+            worker.prints.take(lane, half, slots, hashes, event=event, forward=worker.pending)
         else:
-            worker.adopt(lane, half, slots, hashes, event=event, before=phase == "before")
+            worker.prints.adopt(lane, half, slots, hashes, event=event, before=phase == "before")
 
     def _leave_out(self, what: str, slots: Ints) -> None:
         self._replay.uncompared[what] = self._replay.uncompared.get(what, 0) + len(slots)
@@ -104,7 +104,7 @@ class KvEvents:
         histories = self._replay.pool.histories
         if histories is None or not histories.keeps_kv or "k" not in worker.lanes[0].kv:
             return
-        hashed = worker.hashed(0, "k")
+        hashed = worker.prints.taken(0, "k")
         slots = worker.collector.token_slots(0)
         good = np.isin(slots, hashed)
         if not good.any():
