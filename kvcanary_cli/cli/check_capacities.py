@@ -6,18 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvcanary_cli.cli.common_options import FormatName, OutputFile, OutputFormat
 from kvcanary_cli.cli.output import result_output
 from kvcanary_cli.cli.serving_options import (
     DraftModelConfig,
-    FormatName,
     Gpu,
     GpuMem,
     Gpus,
     Launch,
     Logs,
     ModelConfig,
-    OutputFile,
-    OutputFormat,
     PeakBatch,
     PeakTokens,
     Quiet,

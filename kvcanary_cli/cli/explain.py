@@ -6,12 +6,12 @@ import json
 import re
 import shutil
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvcanary_cli.cli.common_options import FormatName, OutputFile, OutputFormat
 from kvcanary_cli.cli.output import Output, result_output
 from kvcanary_cli.errors import (
     EXIT_CLEAN,
@@ -46,13 +46,6 @@ _SHOWN = 160
 _MAX_MESSAGE_BYTES = 1 << 20
 
 
-class FormatName(StrEnum):
-    """Choices of --format."""
-
-    text = "text"
-    json = "json"
-
-
 def explain(
     what: Annotated[
         list[str] | None,
@@ -68,12 +61,8 @@ def explain(
         typer.Option(help="Count all known messages in this server log, - for stdin."),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the whole catalogue.")] = False,
-    format_: Annotated[
-        FormatName, typer.Option("--format", help="Output format.")
-    ] = FormatName.text,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the result to this file.")
-    ] = None,
+    format_: OutputFormat = FormatName.text,
+    output: OutputFile = None,
 ) -> None:
     """Say what a message of the canary means, when it happens and what to do about it."""
     if sum((bool(what), log is not None, list_)) != 1:

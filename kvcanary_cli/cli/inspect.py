@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvcanary_cli.cli.common_options import FormatName, OutputFile, OutputFormat
 from kvcanary_cli.cli.output import result_output
 from kvcanary_cli.errors import UsageError
 
@@ -25,13 +25,6 @@ EPILOG = (
 DEFAULT_MAX_ROWS = 200
 # int() knows more digits, and more of them, than a slot or a step has.
 _SLOT_AT_STEP = re.compile(r"(-?[0-9]{1,19})@(-?[0-9]{1,19})")
-
-
-class InspectFormat(StrEnum):
-    """Choices of --format."""
-
-    text = "text"
-    json = "json"
 
 
 class PoolName(StrEnum):
@@ -76,12 +69,8 @@ def inspect(
     max_rows: Annotated[
         int, typer.Option(min=0, help="Lines of the table, 0 = all.")
     ] = DEFAULT_MAX_ROWS,
-    output_format: Annotated[
-        InspectFormat, typer.Option("--format", help="text for people, json for programs.")
-    ] = InspectFormat.text,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the answer to this file.")
-    ] = None,
+    output_format: OutputFormat = FormatName.text,
+    output: OutputFile = None,
 ) -> None:
     """Ask a trace one question: a slot, a request, a step, a row, an event."""
     asked = {
@@ -116,7 +105,7 @@ def inspect(
     ask(reader, question)
     answer = question.answer()
     with result_output(output) as out:
-        if output_format is InspectFormat.json:
+        if output_format is FormatName.json:
             lost = reader.notes.lost_events
             out.write(inspect_json.json_parts(answer, asked, reader.name, lost))
             return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvcanary_cli.cli.common_options import Backend, BackendName, OutputFile
 from kvcanary_cli.cli.output import Output, result_output
 from kvcanary_cli.cli.replay_run import Place, run_replays
 from kvcanary_cli.cli.steps import parse_steps
@@ -37,15 +38,6 @@ DEFAULT_MAX_ROWS = 40
 _GRAVEST_FIRST = (EXIT_INTERNAL, EXIT_INPUT, EXIT_USAGE, EXIT_NOTHING_CHECKED)
 
 
-class BackendName(StrEnum):
-    """Choices of --backend."""
-
-    auto = "auto"
-    cpu = "cpu"
-    triton = "triton"
-    reference = "reference"
-
-
 class ModeName(StrEnum):
     """Choices of --mode."""
 
@@ -69,7 +61,7 @@ class RealDataName(StrEnum):
     all = "all"
 
 
-class FormatName(StrEnum):
+class ReplayFormat(StrEnum):
     """Choices of --format."""
 
     text = "text"
@@ -85,8 +77,8 @@ def _explain_class(context: typer.Context, name: str | None) -> None:
         return
     import difflib
 
-    wanted = context.params.get("output_format", FormatName.text)
-    if wanted not in (FormatName.text, FormatName.json):
+    wanted = context.params.get("output_format", ReplayFormat.text)
+    if wanted not in (ReplayFormat.text, ReplayFormat.json):
         raise UsageError(
             f"--explain-class: no --format {wanted}", hint="--format text and json have the page"
         )
@@ -104,7 +96,7 @@ def _explain_class(context: typer.Context, name: str | None) -> None:
             hint=f"did you mean {near[0]}?" if near else f"one of {', '.join(pages)}",
         )
     out = Output()
-    if wanted is FormatName.json:
+    if wanted is ReplayFormat.json:
         out.write(class_page_json.json_parts(page))
         raise typer.Exit
     for line in page_lines(page, out.width):
@@ -129,9 +121,7 @@ def replay(
         str | None,
         typer.Option(help="Capacities by hand: verify=N,write_req=N,write_entry=N, any of them."),
     ] = None,
-    backend: Annotated[
-        BackendName, typer.Option(help="Where plan, verify and write run.")
-    ] = BackendName.auto,
+    backend: Backend = BackendName.auto,
     mode: Annotated[
         ModeName, typer.Option(help="log: note and go on; raise: stop where the server would.")
     ] = ModeName.log,
@@ -186,12 +176,10 @@ def replay(
         ),
     ] = False,
     output_format: Annotated[
-        FormatName,
+        ReplayFormat,
         typer.Option("--format", help="text for people, the others for programs.", is_eager=True),
-    ] = FormatName.text,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the result to this file.")
-    ] = None,
+    ] = ReplayFormat.text,
+    output: OutputFile = None,
     log_lines: Annotated[
         bool,
         typer.Option(
@@ -239,7 +227,7 @@ def replay(
     from kvcanary_cli.fleet.job import raised
     from kvcanary_cli.replay.options import Mode, RealData, ReplayOptions, Verify
 
-    if log_lines and output_format is not FormatName.text:
+    if log_lines and output_format is not ReplayFormat.text:
         raise UsageError("--log-lines is a text form: leave --format out")
     options = ReplayOptions(
         backend=backend.value,
@@ -299,7 +287,7 @@ def _render(
     out: Output,
     code: int,
     *,
-    output_format: FormatName,
+    output_format: ReplayFormat,
     log_lines: bool,
     quiet: bool,
     verbose: bool,
@@ -310,16 +298,16 @@ def _render(
     from kvcanary_cli.report.closing_line import closing_line
     from kvcanary_cli.report.words import count
 
-    if output_format is FormatName.json:
+    if output_format is ReplayFormat.json:
         out.write(replay_json.json_parts(report))
         return
-    if output_format is FormatName.jsonl:
+    if output_format is ReplayFormat.jsonl:
         out.write(replay_json.jsonl_parts(report))
         return
-    if output_format is FormatName.sarif:
+    if output_format is ReplayFormat.sarif:
         out.write(replay_sarif.sarif_parts(report, code))
         return
-    if output_format is FormatName.junit:
+    if output_format is ReplayFormat.junit:
         out.write(replay_junit.junit_parts(report))
         return
     if log_lines:

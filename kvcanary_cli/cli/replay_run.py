@@ -138,7 +138,7 @@ def _run_alone(job: Job, out: Output) -> Outcome:
     """The only trace, in this process; what stops it ends the command."""
     from kvcanary_cli.fleet.job import Outcome, diagnose_job
 
-    _prepare_backend(job.options, out)
+    prepare_backend(job.options, out)
     with progress_of_one(out, job.name) as progress:
         diagnosis, warnings = diagnose_job(job, progress)
     return Outcome(number=job.number, diagnosis=diagnosis, warnings=warnings)
@@ -154,7 +154,7 @@ def _run_many(jobs: list[Job], place: Place, options: ReplayOptions, out: Output
         # The machines of the cluster have backends of their own.
         with progress_of_many(out, [job.number for job in jobs]) as watch:
             return run_on_cluster(jobs, place.cluster, None if not place.jobs else size, watch)
-    _prepare_backend(options, out)
+    prepare_backend(options, out)
     with progress_of_many(out, [job.number for job in jobs]) as watch:
         if size is None or size == 1 or len(jobs) < 2:
             return run_here(jobs, watch)
@@ -174,7 +174,7 @@ def _failures(inputs: list[Input], outcomes: list[Outcome]) -> list[Failed]:
     return [found[number] for number in sorted(found)]
 
 
-def _prepare_backend(options: ReplayOptions, out: Output) -> None:
+def prepare_backend(options: ReplayOptions, out: Output) -> None:
     """Say why the first run takes longer, and refuse a backend that cannot run here."""
     from kvcanary_cli.backends import get_backend
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kvcanary_cli.cli.common_options import (
+    Backend,
+    BackendName,
+    FormatName,
+    OutputFile,
+    OutputFormat,
+)
 from kvcanary_cli.cli.output import result_output
+from kvcanary_cli.cli.replay_run import prepare_backend
 from kvcanary_cli.errors import EXIT_CLEAN, EXIT_FOUND, EXIT_INTERNAL
 
 EPILOG = (
@@ -17,13 +24,6 @@ EPILOG = (
     "  kvcanary selftest clean.pt --seeds 50 --kinds early_free,late_write\n\n"
     "  kvcanary selftest clean.pt --format json -o matrix.json"
 )
-
-
-class MatrixFormat(StrEnum):
-    """Choices of --format."""
-
-    text = "text"
-    json = "json"
 
 
 def selftest(
@@ -41,17 +41,14 @@ def selftest(
         int | None,
         typer.Option(min=1, metavar="N", help="Processes at once.  [default: one a core]"),
     ] = None,
-    backend: Annotated[str, typer.Option(help="auto, cpu, triton or reference.")] = "auto",
-    output_format: Annotated[
-        MatrixFormat, typer.Option("--format", help="text for people, json for programs.")
-    ] = MatrixFormat.text,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the result to this file.")
-    ] = None,
+    backend: Backend = BackendName.auto,
+    output_format: OutputFormat = FormatName.text,
+    output: OutputFile = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress on stderr.")] = False,
 ) -> None:
     """Put every kind of fault into a clean trace, many times, and count what is found."""
     from kvcanary_cli.inject.inject import fault_kind, load_run
+    from kvcanary_cli.replay.options import ReplayOptions
     from kvcanary_cli.report.selftest_text import matrix_json, render_matrix
     from kvcanary_cli.selftest.matrix import selftest as run_selftest
 
@@ -59,16 +56,17 @@ def selftest(
     for name in wanted:
         fault_kind(name, option="--kinds")
     with result_output(output, quiet=quiet) as out:
+        prepare_backend(ReplayOptions(backend=backend.value), out)
         matrix = run_selftest(
             load_run(str(trace)),
             name=str(trace),
             seeds=seeds,
             kinds=wanted,
-            backend=backend,
+            backend=backend.value,
             jobs=jobs,
             progress=out.note,
         )
-        if output_format is MatrixFormat.json:
+        if output_format is FormatName.json:
             out.write(matrix_json(matrix))
         else:
             for part in render_matrix(matrix, width=out.width):

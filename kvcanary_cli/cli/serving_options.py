@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,13 +29,6 @@ class LaunchCommand(TyperCommand):
             ctx.meta[AFTER_DASHES] = args[at + 1 :]
             args = args[:at]
         return super().parse_args(ctx, args)
-
-
-class FormatName(StrEnum):
-    """Choices of --format."""
-
-    text = "text"
-    json = "json"
 
 
 Sources = Annotated[
@@ -90,12 +82,6 @@ PeakBatch = Annotated[
 ]
 PeakTokens = Annotated[
     int | None, typer.Option("--peak-tokens", min=1, help="Most tokens of one forward.")
-]
-OutputFormat = Annotated[
-    FormatName, typer.Option("--format", help="text for people, json for programs.")
-]
-OutputFile = Annotated[
-    Path | None, typer.Option("-o", "--output", help="Write the result to this file.")
 ]
 Quiet = Annotated[
     bool, typer.Option("-q", "--quiet", help="Only the summary line; no remarks on stderr.")

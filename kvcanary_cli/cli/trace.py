@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvcanary_cli.cli.common_options import FormatName, OutputFormat
 from kvcanary_cli.cli.output import Output
 from kvcanary_cli.cli.trace_cut import CUT_EPILOG, cut
 from kvcanary_cli.errors import KvCanaryError, NothingCheckedError
@@ -31,16 +31,6 @@ trace_app = typer.Typer(
 _FORMS = ".jsonl, .jsonl.zst, .pt, a .kvtrace folder, a URL of one, or - for JSONL on stdin"
 
 
-class Format(StrEnum):
-    """Output formats of the trace commands."""
-
-    text = "text"
-    json = "json"
-
-
-_FormatOption = Annotated[Format, typer.Option("--format", help="Output format.")]
-
-
 @trace_app.command(
     epilog=(
         "Examples:\n\n"
@@ -53,7 +43,7 @@ def info(
     trace: Annotated[
         str, typer.Argument(help=f"The trace: {_FORMS}; or a folder of them, as record makes.")
     ],
-    format_: _FormatOption = Format.text,
+    format_: OutputFormat = FormatName.text,
 ) -> None:
     """Say what a trace holds: engine, events, steps, requests, pool use, what is missing."""
     from kvcanary_cli.fleet.inputs import expand
@@ -74,7 +64,7 @@ def info(
         except KvCanaryError as error:
             failures.append(error)
             continue
-        if format_ is Format.text:
+        if format_ is FormatName.text:
             if results:
                 out.print("")
             for line in info_lines(result):
@@ -82,7 +72,7 @@ def info(
             for note in result.notes.messages():
                 out.warn(note if len(inputs) == 1 else f"{one.name}: {note}")
         results.append(result)
-    if format_ is Format.json and results:
+    if format_ is FormatName.json and results:
         content = info_object(results[0]) if len(inputs) == 1 else infos_object(results)
         out.write([json.dumps(content, indent=2), "\n"])
     elif len(results) > 1:
@@ -104,7 +94,7 @@ def info(
 )
 def validate(
     traces: Annotated[list[str], typer.Argument(help=f"The traces, each {_FORMS}.")],
-    format_: _FormatOption = Format.text,
+    format_: OutputFormat = FormatName.text,
 ) -> None:
     """Check that traces can be used: whole, well-formed, and in line with their own headers."""
     from kvcanary_cli.report.trace_json import validation_object
@@ -122,12 +112,12 @@ def validate(
             failures.append(error)
             continue
         results.append(result)
-        if format_ is Format.text:
+        if format_ is FormatName.text:
             if result.events:
                 out.print(validation_line(result))
             for note in result.notes:
                 out.warn(f"{result.path}: {note}")
-    if format_ is Format.json and not failures:
+    if format_ is FormatName.json and not failures:
         out.write([json.dumps(validation_object(results), indent=2), "\n"])
     for failure in failures[:-1]:
         out.error(failure)

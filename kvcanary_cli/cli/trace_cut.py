@@ -71,20 +71,21 @@ def cut(
 
 
 def _line(result: Cut) -> str:
-    from kvcanary_cli.report.trace_text import bytes_text, plural
+    from kvcanary_cli.report.trace_text import bytes_text
+    from kvcanary_cli.report.words import count
 
     size = "" if result.file_bytes is None else f", {bytes_text(result.file_bytes)}"
     return (
-        f"{result.target}: {plural(result.steps, 'step')}, {plural(result.events, 'event')} "
-        f"behind {plural(result.state_events, 'event')} of state{size}"
+        f"{result.target}: {count(result.steps, 'step')}, {count(result.events, 'event')} "
+        f"behind {count(result.state_events, 'event')} of state{size}"
     )
 
 
 def _request_line(result: Cut) -> str:
-    from kvcanary_cli.report.trace_text import plural
+    from kvcanary_cli.report.words import count
     from kvcanary_cli.trace.fields import printable
 
     assert result.requests is not None
     shown = ", ".join(printable(name) for name in result.requests[:_SHOWN_REQUESTS])
     more = ", ..." if len(result.requests) > _SHOWN_REQUESTS else ""
-    return f"kept {plural(len(result.requests), 'request')}: {shown}{more}"
+    return f"kept {count(len(result.requests), 'request')}: {shown}{more}"

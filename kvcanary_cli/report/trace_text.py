@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvcanary_cli.report.words import count
 from kvcanary_cli.trace.fields import printable
 from kvcanary_cli.trace.header import MAX_LEFT_OUT
 from kvcanary_cli.trace.pool_use import SERIES_POINTS
@@ -22,18 +23,14 @@ def _line(label: str, text: str) -> str:
     return f"{label:<{_LABEL_WIDTH}}{text}"
 
 
-def bytes_text(count: int) -> str:
-    """``count`` with the unit that keeps it short."""
-    size = float(count)
+def bytes_text(size_bytes: int) -> str:
+    """A size with the unit that keeps it short."""
+    size = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":
-            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+            return f"{size_bytes} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     raise AssertionError("GiB ends the loop")
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def sparkline(series: Sequence[int], top: int) -> str:
@@ -60,7 +57,7 @@ def info_lines(info: TraceInfo) -> Iterator[str]:
     swa = f", sliding window {pool.swa_window} over {pool.swa_slots:,} slots" * bool(pool.swa_slots)
     yield _line(
         "pool",
-        f"{plural(pool.slots, 'slot')} in pages of {pool.page_size}, table {pool.rows:,} x "
+        f"{count(pool.slots, 'slot')} in pages of {pool.page_size}, table {pool.rows:,} x "
         f"{pool.row_len:,}{swa}",
     )
     yield _line("tokens", header.tokens)
@@ -69,15 +66,15 @@ def info_lines(info: TraceInfo) -> Iterator[str]:
         yield _line("leaves out", printable(what, MAX_LEFT_OUT))
     if header.starts_mid_run:
         yield _line("begins", "mid-run: slots may hold content that the trace did not see written")
-    yield _line("events", plural(sum(info.events.values()), "event"))
-    yield from _table([(printable(name), f"{count:,}") for name, count in info.events.items()])
+    yield _line("events", count(sum(info.events.values()), "event"))
+    yield from _table([(printable(name), f"{n:,}") for name, n in info.events.items()])
     yield from _activity(info)
     yield from _pool_use(info)
     if info.families:
         yield _line("in memory", "by family")
     yield from _table(
         [
-            (name, f"{bytes_text(size.size_bytes)} ({plural(size.values, 'value')})")
+            (name, f"{bytes_text(size.size_bytes)} ({count(size.values, 'value')})")
             for name, size in info.families.items()
         ]
     )
@@ -89,9 +86,9 @@ def infos_line(infos: Sequence[TraceInfo]) -> str:
     ranks = len({tuple(sorted(info.header.rank.items())) for info in infos})
     lost = sum(info.notes.missing_events for info in infos)
     sizes = sum(info.size_bytes or 0 for info in infos)
-    missing = f", {plural(lost, 'lost event')}" * bool(lost)
+    missing = f", {count(lost, 'lost event')}" * bool(lost)
     return (
-        f"{plural(len(infos), 'trace')} of {plural(ranks, 'rank')}: {plural(events, 'event')}, "
+        f"{count(len(infos), 'trace')} of {count(ranks, 'rank')}: {count(events, 'event')}, "
         f"{bytes_text(sizes)}{missing}"
     )
 
@@ -99,11 +96,11 @@ def infos_line(infos: Sequence[TraceInfo]) -> str:
 def _activity(info: TraceInfo) -> Iterator[str]:
     if info.first_step is not None:
         yield _line("steps", f"{info.first_step} to {info.last_step} ({info.steps:,} distinct)")
-        yield _line("forwards", plural(info.tokens, "token"))
+        yield _line("forwards", count(info.tokens, "token"))
         yield from _table(
             [
-                (mode if worker == "target" else f"{mode} ({worker})", f"{count:,}")
-                for (worker, mode), count in info.forwards.items()
+                (mode if worker == "target" else f"{mode} ({worker})", f"{n:,}")
+                for (worker, mode), n in info.forwards.items()
             ]
         )
     yield _line(
@@ -136,14 +133,14 @@ def _table(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
 def validation_line(result: Validation) -> str:
     """One trace of ``trace validate``."""
     return (
-        f"{result.path}: ok, checked {plural(result.events, 'event')}, "
-        f"{plural(result.forwards, 'forward')}, {plural(result.tokens, 'token')}"
+        f"{result.path}: ok, checked {count(result.events, 'event')}, "
+        f"{count(result.forwards, 'forward')}, {count(result.tokens, 'token')}"
     )
 
 
 def conversion_line(result: Conversion) -> str:
     """``trace convert``."""
-    events = plural(result.events, "event")
+    events = count(result.events, "event")
     if result.stopped:
         events = "stopped before its end, the reader of stdout is gone"
     return f"{result.source} -> {result.target}: {events}"

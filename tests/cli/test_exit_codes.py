@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -252,3 +253,21 @@ def test_usage_lines_say_what_a_command_takes(run: Run) -> None:
     }
     for command, argument in first.items():
         assert run(command, "--help").out.splitlines()[0].endswith(f"[OPTIONS] {argument}")
+
+
+@pytest.mark.parametrize("command", ["replay", "selftest"])
+@pytest.mark.parametrize("backend", ["no_such_backend", "triton"])
+def test_a_backend_that_cannot_be_had_is_wrong_usage(backend: str, command: str) -> None:
+    """In a process of its own: this one may run Triton's interpreter already."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    ran = subprocess.run(
+        [sys.executable, "-m", "kvcanary_cli", command, S01, "--backend", backend],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**env, "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert ran.returncode == 2, ran.stderr
+    assert "internal error" not in ran.stderr
+    assert backend in ran.stderr
