@@ -77,6 +77,9 @@ class Overwritten:
                 others = (self._damage(forward, int(j)) for j in same if rows[j] != row)
                 first = lifetime_first(damage, others, self._classifier.cause)
                 finding = self._book.known[key] = self._book.of_damage(*first)
+            if finding.pool_kind != "FULL":
+                # The SWA lane of this very forward showed it first: its slots tell it.
+                continue
             name = now.follower.names.name(damage.victim)
             self._book.enter(finding, slot, damage.position, damage.victim, name, forward.step)
             finding.violations -= 1

@@ -240,7 +240,9 @@ def _follow(
     if not root.surely and _MAY_BE_EARLIER not in finding.evidence:
         finding.evidence.append(_MAY_BE_EARLIER)
         finding.confidence = max(finding.confidence, PROBABLE, key=CONFIDENCES.index)
-    finding.slots.update(slots)
+    if finding.pool_kind == "FULL":
+        # Rules are about full slots; what the SWA lane showed is told by its own.
+        finding.slots.update(slots)
     finding.last_event = found.event
     if finding.first_bad_step is None:
         finding.first_bad_step = found.step

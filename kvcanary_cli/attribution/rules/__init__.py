@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvcanary_cli.attribution.result import CERTAIN, PROBABLE
+from kvcanary_cli.attribution.ledger import NEVER
+from kvcanary_cli.attribution.result import CERTAIN, PROBABLE, Culprit
 from kvcanary_cli.attribution.rules.beside_row import BesideRow
 from kvcanary_cli.attribution.rules.content import ContentFacts
 from kvcanary_cli.attribution.rules.index import CELLS_REWRITTEN, IndexFacts
@@ -53,7 +54,7 @@ class Classifier:
         cached_chain: Callable[[int], bool],
         now: UnderWay,
     ) -> None:
-        self._records, self._context = records, context
+        self._records, self._context, self._state = records, context, state
         facts = (state, context, names, cached_chain, now)
         self.inputs = InputFacts(*facts)
         self.may_be_read = self.inputs.may_be_read
@@ -73,6 +74,7 @@ class Classifier:
             self._moved,
             *self._copying,
             self.inputs.past_the_end,
+            self._translated_for_another,
             # A table that leads elsewhere excuses the slot that it leads to.
             index.bad_translation,
             StoredPages(*facts).overwritten,
@@ -112,6 +114,27 @@ class Classifier:
     def copied(self, damage: Damage) -> Cause | None:
         """Why a copy wrote a slot that was not its own."""
         return _first(self._copying, damage)
+
+    def _translated_for_another(self, damage: Damage) -> Cause | None:
+        """The reader's full slot was handed on, and is translated for its new owner since."""
+        full, writes = damage.full_slot, damage.full_writes
+        if damage.pool_kind != "SWA" or full <= 0 or writes is None:
+            return None
+        given = int(self._state.alloc_event[full])
+        translated = self._context.lut_event.get(full, NEVER)
+        there = replace(damage, pool_kind="FULL", slot=full, writes=writes)
+        if given == NEVER or translated < given or self.inputs.held_since(there) > given:
+            return None
+        cause = self.taken(there)
+        if cause is None:
+            return None
+        if int(writes.req[full]) == damage.victim:
+            # Nobody wrote the full slot since: who was given it had it translated.
+            owner = self.inputs.names.name(int(self._state.owner[full]))
+            cause.culprit = Culprit(req=owner, step=None, event=given)
+            cause.corrupting_event = translated
+        cause.evidence.append(f"event {translated} translates full slot {full} for its new owner")
+        return cause
 
     def _moved(self, damage: Damage) -> Cause | None:
         """The content was damaged already when a copy moved it here."""
