@@ -56,8 +56,8 @@ def squeeze(text: str) -> str:
 
 
 def _choice(kind: str) -> str | None:
-    if kind.startswith("one of "):
-        return "(?:" + "|".join(map(re.escape, kind.removeprefix("one of ").split("|"))) + ")"
+    if words := Piece("", kind).words():
+        return "(?:" + "|".join(map(re.escape, words)) + ")"
     if kind.startswith("labels with "):
         label = kind.removeprefix("labels with ")
         return rf"(?:[a-z_]+\+)*{label}(?:\+[a-z_]+)*(?![a-z_])"
@@ -70,6 +70,11 @@ class Piece:
 
     text: str
     kind: str | None = None
+
+    def words(self) -> list[str]:
+        """All the values that a placeholder can have, where they are few; else none."""
+        kind = self.kind or ""
+        return kind.removeprefix("one of ").split("|") if kind.startswith("one of ") else []
 
     def strict(self, *, last: bool) -> str:
         """The expression for one line."""
@@ -186,6 +191,11 @@ class Template:
         match = self._begin(after, at_end=True).search(text)
         if match:
             return fixed, self.values(match)
+        # ... or within one of the words that may follow it ...
+        for match in self._begin(after, at_end=False).finditer(text):
+            rest = squeeze(text[match.end() :])
+            if any(word.startswith(rest) for word in self.pieces[after].words()):
+                return fixed, self.values(match)
         # ... or in the placeholder that follows it, or early in the next fixed stretch.
         following = self.literals[seen] if seen < len(self.literals) else ""
         for match in self._begin(after + 1, at_end=False).finditer(text):

@@ -94,6 +94,16 @@ def test_a_cut_message_is_never_taken_for_another(entry: Entry) -> None:
     check()
 
 
+@ENTRY
+def test_a_message_cut_within_one_of_few_words_is_never_taken_for_another(entry: Entry) -> None:
+    for n, piece in enumerate(entry.matcher.pieces):
+        for word in piece.words():
+            before = "".join(p.text if p.kind is None else "7" for p in entry.matcher.pieces[:n])
+            for end in range(1, len(word)):
+                for match in find_messages(before + word[:end]):
+                    assert match.entry.family == entry.family, before + word[:end]
+
+
 @pytest.mark.parametrize("cut", range(len("kv-canary: forward_batch.b"), len(B03)))
 def test_every_longer_beginning_is_explained(cut: int) -> None:
     (explanation,) = explain_text(B03[:cut] + " ...")
