@@ -127,3 +127,32 @@ def test_a_cell_of_anothers_prefix_is_no_row_that_it_got(position: int) -> None:
     assert (finding.cls, finding.subtype) == ("stale_mapping", "cells_rewritten")
     assert (finding.victim, finding.culprit.req) == ("A", "A")
     assert finding.cause_event == index_of(events, "map", slots=[43 + position])
+
+
+@pytest.mark.parametrize("fault", ["freed", "never loaded"])
+def test_a_request_that_finds_its_own_text_in_the_cache_keeps_its_row(fault: str) -> None:
+    """A's cells are set to what the cache has of its text; B, which waits, was served the same."""
+    mine = [5, 6, 7]
+    taken = [
+        {"kind": "free", "owner": "tree", "slots": [43, 44, 45], "reason": "evict"},
+        *life("X", [61, 62, 63], [43, 44, 45], row=4, step=8),
+    ]
+    empty = [
+        {"kind": "free", "owner": "tree", "slots": [43, 44, 45], "reason": "evict"},
+        {"kind": "alloc", "owner": "tree", "slots": [43, 44, 45]},
+    ]
+    events = numbered(
+        [
+            *_cached("Q", OTHER, [43, 44, 45], 2),
+            *(empty if fault == "never loaded" else []),
+            *_match("B", [*OTHER, 24], "any", [43, 44, 45]),
+            *life("A", OTHER, mine, row=1, step=3),
+            {"kind": "map", "row": 1, "start": 0, "slots": [43, 44, 45]},
+            {"kind": "free", "owner": "A", "slots": mine},
+            *(taken if fault == "freed" else []),
+            *decode("A", 24, 9, row=1, position=3, step=9),
+        ]
+    )
+    first = diagnose(HEAD_P, events).findings[0]
+    assert first.cls == ("use_after_free" if fault == "freed" else "unwritten_read")
+    assert first.victim == "A"

@@ -146,6 +146,9 @@ class RecycledRows(Facts):
         begin = self._tenancies.newest(facts, held)
         if begin is None or (came > held and int(self.state.owner[damage.slot]) == victim):
             return None
+        if not begin.sure and not int(self.state.alloc_event[damage.slot]) <= came <= held:
+            # What was sound when the cells were set says nothing against them.
+            return None
         before = self._tenancies.before(facts, begin)
         if before is None or before.req == begin.req or victim not in (before.req, begin.req):
             return None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from kvcanary_cli.attribution.ledger import NEVER, NOBODY, TREE
+from kvcanary_cli.attribution.row_table import END
 from kvcanary_cli.attribution.rules.facts import Facts
 
 if TYPE_CHECKING:
@@ -87,10 +88,12 @@ class RowTenancies(Facts):
                 for req, match in self._served(fact)
                 if self._agrees(facts, fact, match, req)
                 and (req in ran or not self.runs_elsewhere(facts.row, req, fact.event))
+                and (req in ran or not self._set_elsewhere(facts.row, match.event, fact))
             ]
             if whose:
                 req = max(whose)[1]
-                begin = Tenancy(fact.event, req, sure=len(whose) == 1 or req in ran)
+                # A request may find what it computed in the cache, and name that from then on.
+                begin = Tenancy(fact.event, req, sure=fact.owner == req or req in ran)
         self._begins[key] = begin
         return begin
 
@@ -116,6 +119,16 @@ class RowTenancies(Facts):
         cells = np.array([self.now.cell(None, facts.row, p) for p in range(end)])
         same = cells == match.slots[:end]
         return bool((same | (table > fact.event)).all() and (table <= fact.event).any())
+
+    def _set_elsewhere(self, row: int, matched: int, fact: MapFact) -> bool:
+        """Whether another row was set likewise behind a match, and before ``fact``."""
+        rows = np.flatnonzero(self.context.table.heads != END).tolist()
+        return any(
+            matched < event < fact.event and (start, stop) == (fact.start, fact.stop)
+            for other in rows
+            if other != row
+            for event, start, stop, _owner in self.context.table.newest_first(other)
+        )
 
     def runs_elsewhere(self, row: int, req: int, then: int) -> bool:
         """Whether a request had another row at event ``then``: one that it ran in, and kept."""
