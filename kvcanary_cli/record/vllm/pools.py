@@ -164,11 +164,6 @@ def _runner(executor: Any) -> tuple[Any, str]:
     return runner, ""
 
 
-def is_known(runner: Any) -> bool:
-    """Whether the inputs of ``runner`` are understood."""
-    return _module(runner) is not None
-
-
 def _module(runner: Any) -> str | None:
     """Which of ``RUNNER_MODULES`` ``runner``'s class comes from."""
     names = {base.__module__ for base in type(runner).__mro__}

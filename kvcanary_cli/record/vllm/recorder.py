@@ -105,13 +105,10 @@ class VllmRecorder(Recorder):
         from kvcanary_cli.record.session import Session
         from kvcanary_cli.record.vllm.fingerprints import Fingerprints
         from kvcanary_cli.record.vllm.header import has_embeddings
-        from kvcanary_cli.record.vllm.pools import Pools, is_known
+        from kvcanary_cli.record.vllm.pools import Pools
         from kvcanary_cli.record.vllm.worker_header import worker_header_of
         from kvcanary_cli.record.vllm.workers import Sent, WorkerFollower
 
-        if not is_known(runner):
-            self._ended = True
-            return
         config, sent = runner.vllm_config, Sent()
         pools = Pools.of_worker(runner, sent)
         fingerprints = Fingerprints.of(pools, self.options)

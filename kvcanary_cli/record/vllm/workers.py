@@ -6,9 +6,10 @@ blocks, nor how requests end; the engine core's own trace tells that.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -47,14 +48,45 @@ class WorkerRequest:
     cache_salt: None = None
 
     @property
-    def all_token_ids(self) -> list[int]:
+    def all_token_ids(self) -> KnownTokens:
         """Prompt and output, as far as they are known."""
-        if self.prompt is None:
-            return []
-        known = self.output
-        if _UNKNOWN in known:
-            known = known[: known.index(_UNKNOWN)]
-        return [*self.prompt, *known]
+        return KnownTokens(self.prompt, self.output)
+
+
+class KnownTokens(Sequence[int]):
+    """Prompt and output of a request up to its first token that is not known yet.
+
+    Nothing is copied but what is asked for: requests are long, and grow by a token a step.
+    """
+
+    def __init__(self, prompt: list[int] | None, output: list[int]) -> None:
+        """Look which are known.
+
+        Args:
+            prompt: Token ids; None = embeddings, and nothing is known.
+            output: The runner's list; only tokens at its end are on the way.
+        """
+        self._prompt, self._output = prompt or [], output
+        known = 0 if prompt is None else len(output)
+        while known and output[known - 1] == _UNKNOWN:
+            known -= 1
+        self._known = known
+
+    def __len__(self) -> int:
+        return len(self._prompt) + self._known
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        if isinstance(at, int):
+            place = range(len(self))[at]
+            said = place - len(self._prompt)
+            return self._prompt[place] if said < 0 else self._output[said]
+        start, stop, step = at.indices(len(self))
+        begin, end = (max(0, edge - len(self._prompt)) for edge in (start, stop))
+        return [*self._prompt[start:stop], *self._output[begin:end]][::step]
 
 
 class Sent:

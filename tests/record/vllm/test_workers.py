@@ -8,8 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvcanary_cli.record.vllm.requests import Rows
+from kvcanary_cli.record.vllm.workers import WorkerRequest
 from tests.record.helpers import events, parts, replay
 from tests.record.vllm.recording import is_clean, run_recorded
 
@@ -147,3 +150,19 @@ def test_rows_go_to_who_is_scheduled(rows: int) -> None:
             assert req not in wanted
             held.release(req)
         assert len({held.of(req) for req in sorted(wanted)}) == rows - 1
+
+
+_EDGE = st.none() | st.integers(-12, 12)
+
+
+@given(st.lists(st.integers(0, 9), max_size=6), st.lists(st.integers(0, 9), max_size=6),
+       st.integers(0, 3), _EDGE, _EDGE)  # fmt: skip
+def test_tokens_on_the_way_are_not_known(
+    prompt: list[int], said: list[int], on_the_way: int, start: int | None, stop: int | None
+) -> None:
+    request = WorkerRequest("r", prompt, len(prompt), [*said, *[-1] * on_the_way])
+    tokens, known = request.all_token_ids, [*prompt, *said]
+    assert list(tokens) == known
+    assert len(tokens) == len(known)
+    assert tokens[start:stop] == known[start:stop]
+    assert not list(WorkerRequest("r", None, 3, said).all_token_ids)
