@@ -94,9 +94,8 @@ class Pools:
             (int(spec.block_size), _table_sizes(runner, number)[0])
             for number, spec in enumerate(specs)
         ]
-        has_connector = getattr(runner.vllm_config, "kv_transfer_config", None) is not None
-        rows, most = int(runner.max_num_reqs), 1 if has_connector else len(specs)
-        told = tuple(told_groups(specs, sizes, rows, most))
+        rows = int(runner.max_num_reqs)
+        told = tuple(told_groups(specs, sizes, rows, len(specs)))
         group = told[0].number if told else 0
         table_block_size, blocks_per_row = _table_sizes(runner, group)
         return cls(

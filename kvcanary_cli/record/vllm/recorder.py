@@ -110,6 +110,13 @@ class VllmRecorder(Recorder):
         from kvcanary_cli.record.vllm.workers import Sent, WorkerFollower
 
         config, sent = runner.vllm_config, Sent()
+        if config.kv_transfer_config is not None:
+            self._ended = True
+            log.warning(
+                "kvcanary: not recording this worker: it is not told what the KV connector brings "
+                "into its blocks, which would look like corruption; the engine core's trace tells"
+            )
+            return
         pools = Pools.of_worker(runner, sent)
         fingerprints = Fingerprints.of(pools, self.options)
         options = self.options

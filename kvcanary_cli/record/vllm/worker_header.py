@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _GROUPS = "vllm.distributed.parallel_state"
 _CORE_KNOWS = (
-    "who owns blocks, prefix hits, transfers and ends of requests: the trace of the engine core "
+    "who owns blocks, prefix hits and ends of requests: the trace of the engine core "
     "(core-dp*.kvtrace) tells them"
 )
 
@@ -36,7 +36,8 @@ def worker_header_of(
         has_tokens: Whether tokens are recorded.
     """
     told = pools.group is not None and context_parallel(config) == 1
-    families = ["forward", "map"] if told else []
+    # Without a connector all that moves is what the scheduler has the worker copy on write.
+    families = ["forward", "map", "transfer"] if told else []
     families += ["history"] if told and has_tokens else []
     families += ["kv_hash"] if told and has_fingerprints else []
     return {

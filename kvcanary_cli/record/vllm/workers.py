@@ -161,6 +161,8 @@ class WorkerFollower(Follower):
         """The runner begins a step."""
         if not super().enter_execute(runner, scheduler_output, *args, **kwargs):
             return False
+        for copy in scheduler_output.kv_cache_block_copies or ():
+            self._copy_block(int(copy.src_block_id), int(copy.dst_block_id))
         for req in self._sent.take(scheduler_output, runner):
             for name in self._names(req):
                 self._histories.forget(name)

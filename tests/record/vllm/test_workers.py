@@ -5,12 +5,15 @@ The fake engine runs in one process; a ``WorkerFollower`` sees of it what reache
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvcanary_cli.record.options import RecordOptions
+from kvcanary_cli.record.vllm.recorder import VllmRecorder
 from kvcanary_cli.record.vllm.requests import Rows
 from kvcanary_cli.record.vllm.workers import WorkerRequest
 from tests.record.helpers import events, parts, replay
@@ -150,6 +153,43 @@ def test_rows_go_to_who_is_scheduled(rows: int) -> None:
             assert req not in wanted
             held.release(req)
         assert len({held.of(req) for req in sorted(wanted)}) == rows - 1
+
+
+def test_copies_on_write_are_told(tmp_path: Path, python: Python) -> None:
+    body = """
+server = Server()
+session = follow(server)
+server.run(6)
+plain = server.scheduler.schedule
+def copying():
+    output = plain()
+    output.kv_cache_block_copies = [SimpleNamespace(src_block_id=2, dst_block_id=20)]
+    return output
+server.scheduler.schedule = copying
+server.run(1)
+"""
+    trace, _ = _worker(python, tmp_path, body)
+    (copy,) = [event for event in events(trace) if event["kind"] == "copy"]
+    assert (copy["via"], list(copy["src"]), list(copy["dst"])) == (
+        "cow",
+        [8, 9, 10, 11],
+        [80, 81, 82, 83],
+    )
+
+
+def test_a_worker_with_a_connector_is_not_recorded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is loaded would stand in its slots without anybody having written it there."""
+    recorder = VllmRecorder(RecordOptions(path=str(tmp_path / "run.kvtrace")))
+    recorder.worker_begins()
+    config = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector="NixlConnector"))
+    output = SimpleNamespace(scheduled_cached_reqs=SimpleNamespace(req_ids=[]))
+    recorder.late(SimpleNamespace(vllm_config=config), output)
+    assert recorder.follower is None
+    assert not recorder._is_recording()
+    assert not (tmp_path / "run.kvtrace").exists()
+    assert "what the KV connector brings" in caplog.text
 
 
 _EDGE = st.none() | st.integers(-12, 12)
